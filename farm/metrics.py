@@ -44,7 +44,6 @@ _AUDIT_S = 1.0
 """Seconds of audits per scrape; batches that were left out come first in the next one."""
 _WAIT_TIMEOUT_S = 3.0
 """Seconds to wait for the database; a scraper gives up after 10."""
-_LIVE = "Rollouts that have not ended"
 _AGE = "Seconds that the oldest startable rollout has waited"
 _SLOTS = "Rollouts and borrowed sandboxes that hold a slot of a node or wait for one: scale nodes by it"
 _SILENT = "Database sessions that are idle in a transaction and may hold locks"
@@ -71,7 +70,7 @@ class FarmCollector(Collector):
         yield from result
 
     def _found(self) -> Iterator[Metric]:
-        yield _family("farm_rollouts", _LIVE, ("stage", "state"), self._read(_by_state))
+        yield _family("farm_rollouts", "Rollouts that have not ended", ("stage", "state"), self._read(_by_state))
         yield _family("farm_slots_wanted", _SLOTS, (), self._read(_wanted))
         yield _family("farm_nodes", "Nodes by state", ("state",), self._read(_nodes, self._node_timeout_s))
         yield _family("farm_engines", "LLM servers by state", ("state",), self._read(_engines))

@@ -57,7 +57,6 @@ def follows(plugin: object, protocol: Callable[..., P]) -> TypeGuard[P]:
 
 @cache
 def _members(protocol: Any) -> frozenset[str]:
-    """Return the names of a protocol's methods and attributes."""
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     return frozenset(name for name in names if not name.startswith("_"))

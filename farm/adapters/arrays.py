@@ -228,7 +228,6 @@ def _read(rows: Arrays, index: int) -> TrainingRow:
 
 
 def _own_reward(rollout: Rollout, segment: Segment) -> float:
-    """Return a row's own reward, else its rollout's."""
     reward = rollout.reward if segment.reward is None else segment.reward
     return np.nan if reward is None else reward
 

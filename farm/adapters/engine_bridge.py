@@ -152,7 +152,6 @@ class EngineBridge:
             self._server = None
 
     async def _app(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
-        """Serve one ASGI request."""
         answer = await self._answer(scope, receive)
         if answer is not None:
             await answer.send(send)
@@ -313,7 +312,6 @@ def _response(prompt: Sequence[int], sampled: SampledByTrainer, experts_start: i
 
 
 def _npy(rows: np.ndarray[Any, Any]) -> str:
-    """Return an array in vLLM's encoding."""
     with io.BytesIO() as file:
         np.save(file, rows, allow_pickle=False)
         return base64.b64encode(file.getvalue()).decode()

@@ -89,7 +89,6 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         return {"prompt": prompt, "label": label, "images": None, "mm_train_inputs": None} | fields
 
     def _open_engine(self, llm_engine: Any, tokenizer: Any, sampling_params: type) -> None:
-        """Make the farm use this actor's engine from now on."""
         known = self._engines.bridge is not None or llm_engine is None
         if not known and self.own_engines and not self._trainer_run.names_engines:
             self._engines.bridge = _bridge_of(llm_engine, tokenizer, sampling_params)

@@ -204,7 +204,6 @@ def reason_name(outcome: Outcome, calls: Sequence[ModelCall]) -> str:
 def _result(
     submission: TaskSubmission, rollout: Rollout, calls: Sequence[ModelCall], elapsed_s: float
 ) -> RemoteTaskResult:
-    """Return rLLM's result for an ended rollout."""
     details = {"rollout_id": rollout.rollout_id, "outcome": str(rollout.outcome or ""), "attempt": rollout.attempt}
     if not rollout.trainable:
         failure = f": {rollout.failure.message}" if rollout.failure else ""

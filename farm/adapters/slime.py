@@ -264,7 +264,6 @@ class SlimeSamples:
 
 
 def _replays(args: Any) -> bool:
-    """Return whether slime trains with the routing of the engine."""
     return bool(getattr(args, _REPLAY, False))
 
 

@@ -118,7 +118,6 @@ class DataSourceInstances:
         return [self._drawn[place] for place in range(start, start + n)], {"drawn": start + n}
 
     def __len__(self) -> int:
-        """Return slime's own count of its problems."""
         return len(self.data_source)
 
     def sample_of(self, rollout: Rollout) -> Any:

@@ -37,7 +37,6 @@ COLUMN = "farm_instance"
 MAX_NAME = 100
 _COUNTED_STEPS = 64
 _ROUTER_S = 30.0
-_OWN = ("instances", "n_samples", "idempotency_key")
 
 
 def check_engines(states: Sequence[EngineState], model: str = "") -> None:
@@ -232,7 +231,7 @@ class TrainerRun:
     """The servers of the trainer registered by this process, by URL."""
 
     def __post_init__(self) -> None:
-        if own := [name for name in _OWN if name in self.settings]:
+        if own := [name for name in ("instances", "n_samples", "idempotency_key") if name in self.settings]:
             raise InvalidRequest("the trainer's step sets it: leave it out of the settings", field=own[0])
 
     @property

@@ -31,7 +31,6 @@ from farm.client.http_errors import ProblemDetails, problem_of
 from farm.errors import FarmError, Forbidden, NotAllowed
 from farm.store.access import api_keys
 
-_PLAIN_HEADERS = (b"x-api-key", b"x-access-token")
 _NO_KEY = ProblemDetails(
     401, "NotAllowed", "the API needs a key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
 )
@@ -137,7 +136,7 @@ class KeyMiddleware:
         if scope["type"] != "http":
             return
         headers = scope["headers"]
-        shown = [value for name, value in headers if name in _PLAIN_HEADERS]
+        shown = [value for name, value in headers if name in (b"x-api-key", b"x-access-token")]
         shown += [
             _key_in(value)
             for name, value in headers
@@ -166,7 +165,6 @@ class KeyMiddleware:
 
 
 def _is_user_without_password(value: bytes) -> bool:
-    """Return whether an Authorization header names a user with an empty password."""
     scheme, _, rest = value.partition(b" ")
     return scheme.lower() == b"basic" and not _key_in(value) and _user_in(rest) != b""
 
@@ -179,7 +177,6 @@ def _user_in(encoded: bytes) -> bytes:
 
 
 def _key_in(value: bytes) -> bytes:
-    """Return the key in an Authorization header; empty if there is none."""
     scheme, _, rest = value.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest

@@ -88,7 +88,6 @@ _REFUSALS = {
     429: "The key's rate is used up: wait for `Retry-After`.",
     503: "The farm cannot answer now: retry.",
 }
-_WITH_BODY = (408, 413, 415)
 
 
 def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +124,7 @@ def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any
 def _refusals(described: EndpointDescription) -> dict[str, Any]:
     """Return the error responses, whose bodies are all alike; 500, an internal error, is `default`."""
     content = {JSON: {"schema": {"$ref": f"{_REF}Problem"}}}
-    statuses = [status for status in _REFUSALS if described.body is not None or status not in _WITH_BODY]
+    statuses = [status for status in _REFUSALS if described.body is not None or status not in (408, 413, 415)]
     result: dict[str, Any] = {
         str(status): {"description": _REFUSALS[status], "content": content} for status in statuses
     }

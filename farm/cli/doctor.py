@@ -36,8 +36,8 @@ from farm.records.sandbox_spec import SandboxLimits
 from farm.scheduler.broker import is_rabbitmq, rabbitmq_version
 from farm.settings import Settings
 from farm.store import llm_engines, migrations, nodes
-from farm.store.capacity import NODE_CONNECTIONS, capacity
 from farm.store.database import Store, Work
+from farm.store.nodes import NODE_CONNECTIONS, capacity
 from farm.store.sql.clock import db_now
 from farm.store.sql.database_sessions import silent_transactions
 from farm.store.webhooks.outbox import GIVE_UP_DAYS, undelivered
@@ -336,7 +336,6 @@ def _transactions(url: str) -> CheckResult:
 
 
 def _webhooks(settings: Settings, url: str) -> CheckResult:
-    """Check that the receivers of webhooks accept them."""
     if settings.webhook_url and not settings.webhook_secret:
         remedy = "set FARM_WEBHOOK_SECRET, on all nodes"
         return CheckResult(

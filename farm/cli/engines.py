@@ -21,7 +21,6 @@ _ASK_S = 5.0
 _NODE_S = 15.0
 """Seconds to wait for a node's probe, which usually takes one."""
 _POLL_S = 0.1
-_MODES = ("drain", "keep", "abort")
 
 
 @click.group()
@@ -179,7 +178,7 @@ def clear(farm: Farm, forget_weights: bool) -> None:
 
 @engines.command()
 @click.argument("engine", nargs=-1)
-@click.option("--mode", type=click.Choice(_MODES), default="drain", show_default=True)
+@click.option("--mode", type=click.Choice(("drain", "keep", "abort")), default="drain", show_default=True)
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True)
 @on_farm
 def pause(farm: Farm, engine: tuple[str, ...], mode: str, timeout_s: float) -> None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from farm.callers import ApiKey
     from farm.client.farm import Farm
 
-_SCOPES = ("read", "submit", "operate", "admin")
-
 
 @click.group()
 def keys() -> None:
@@ -30,7 +28,7 @@ def keys() -> None:
     "--scope",
     "scopes",
     multiple=True,
-    type=click.Choice(_SCOPES),
+    type=click.Choice(("read", "submit", "operate", "admin")),
     default=("submit",),
     show_default=True,
     help="Rights of the key; may be repeated. Every scope includes `read`; `admin` includes all.",

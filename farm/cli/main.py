@@ -88,12 +88,12 @@ COMMANDS = {
     "doctor": ("operations", "Check what a farm needs here, and print the remedy for each problem."),
     "metrics": ("operations", "Print the farm's metrics for Prometheus; farm_violations is the alarm."),
     "prune": (
-        "upkeep.prune",
+        "upkeep.stored_data",
         "Remove the data of old batches, except their rewards.",
     ),
-    "backup": ("upkeep.backup", "Write the farm's whole database to one file, while the farm runs."),
+    "backup": ("upkeep.stored_data", "Write the farm's whole database to one file, while the farm runs."),
     "restore": (
-        "upkeep.backup",
+        "upkeep.stored_data",
         "Restore a backup into an empty database; its farm continues from there.",
     ),
     "migrate": ("operations", "Migrate the database to this farm's schema."),

@@ -12,11 +12,10 @@ from farm.engine_urls import normal_url
 from farm.errors import InvalidRequest, UnknownHandler
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_PROBLEMS = click.Path(exists=True, path_type=Path)
 
 
 @click.command()
-@click.argument("file", type=_PROBLEMS, required=False)
+@click.argument("file", type=click.Path(exists=True, path_type=Path), required=False)
 @click.option("--request", "request_file", type=_FILE, help="A batch request (farm.BatchRequest), YAML or JSON.")
 @click.option(
     "--set", "fields", multiple=True, metavar="NAME=VALUE", help="Field of the request, such as sampling.top_p=0.9."
@@ -145,7 +144,6 @@ def submit(
 
 
 def _put(request: dict[str, Any], options: dict[str, Any]) -> None:
-    """Override the request file by the command line."""
     for path, value in options.items():
         if value is not None:
             outer, _, inner = path.partition(".")

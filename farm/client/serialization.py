@@ -23,7 +23,6 @@ from farm.records.packed_array import pack, unpack
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
-_PLAIN = (str, int, bool, dict)
 MAX_BODY_BYTES = 128_000_000
 """Limit of one request; larger ones are refused unread."""
 TOO_LARGE = f"an HTTP request may have at most {MAX_BODY_BYTES} bytes: submit several batches"
@@ -61,7 +60,7 @@ def read(kind: type[T], data: bytes) -> T:
         result: T = _reader(kind)(parsed(data))  # type: ignore[arg-type]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"it is not a valid {kind}: {error}") from error
-    if kind in _PLAIN and not isinstance(result, kind):
+    if kind in (str, int, bool, dict) and not isinstance(result, kind):
         raise ValueError(f"it is not a valid {kind.__name__}")
     return result
 

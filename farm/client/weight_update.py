@@ -159,7 +159,6 @@ class WeightUpdateOrders(ABC):
 
     @contextmanager
     def _held(self, urls: Collection[str] | None) -> Iterator[None]:
-        """Send heartbeats while the block runs."""
         over = threading.Event()
         by = _me()
 
@@ -190,7 +189,6 @@ class WeightUpdateOrders(ABC):
 
 
 def _me() -> str:
-    """The name of this client in its orders."""
     return f"{socket.gethostname()}/{os.getpid()}"
 
 

@@ -23,7 +23,6 @@ T = TypeVar("T")
 METADATA = "collecting"
 """The key of a wave's own metadata in its batch's."""
 
-_OWN = ("instances", "idempotency_key", "run")
 _PLACE = re.compile(r"^instances\[(\d+)\]")
 
 
@@ -256,7 +255,7 @@ def wave_metadata(step: int, number: int, state: SamplerState, requeued: Iterabl
 def checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> BatchRequest:
     """Return the request of a wave, with one placeholder instance. Raises InvalidRequest naming the field."""
     fields = dict(request)
-    for name in _OWN:
+    for name in ("instances", "idempotency_key", "run"):
         if name in fields:
             raise InvalidRequest("the collector sets it", field=f"request.{name}")
     if METADATA in fields.get("metadata", {}):

@@ -9,7 +9,6 @@ from urllib.parse import unquote, urlsplit
 _ENCODED = "@ as %40, : as %3A, / as %2F, # as %23, ? as %3F, % as %25, ; as %3B, [ as %5B, ] as %5D, a blank as %20"
 _UNENCODED = f"a character of its user or its password is not encoded: write {_ENCODED}"
 _PORT = "its port is no number from 1 to 65535"
-_OF_FILES = ("sqlite", "unix", "redis+socket")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 
@@ -37,7 +36,7 @@ def url_fault(url: str) -> str:
 
 def _fault(url: str) -> str:
     scheme, _, rest = url.partition("://")
-    if scheme in _OF_FILES or scheme.partition("+")[0] == "sqlite":
+    if scheme in ("sqlite", "unix", "redis+socket") or scheme.partition("+")[0] == "sqlite":
         return ""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     login, has_login, place = authority.rpartition("@")

@@ -141,8 +141,6 @@ SIGNAL_S = 60
 _CLEAN_UP_S = 15
 """Part of the time between SIGTERM and SIGKILL that a node needs to release its rollouts and clean up."""
 _GRACE_S = 15
-_TEMPLATE = Path(__file__).with_name("job_script.sh.j2")
-_OWN = {"FARM_HOME", "FARM_NODE"}
 _OF_HEAD = {"FARM_STORE_URL", "FARM_BROKER_URL", "FARM_API_KEY", "FARM_SECRET_KEY"}
 """Settings that a node reads from its head."""
 _PASSED = ("PATH", "PYTHONPATH", "LANG", "HOME", "SLURM_CONF")
@@ -159,7 +157,7 @@ def job_script(folder: Path, farm_id: str, name: str, pool: SlurmPool, kill_wait
 
     template = Environment(  # noqa: S701 - not HTML, so no escaping
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
-    ).from_string(_TEMPLATE.read_text())
+    ).from_string(Path(__file__).with_name("job_script.sh.j2").read_text())
     farm = [sys.executable, "-m", "farm.cli.main"]
     init, run, score = pool.slots
     grace_s = max(0, min(_GRACE_S, kill_wait_s - _CLEAN_UP_S))
@@ -182,7 +180,7 @@ def job_script(folder: Path, farm_id: str, name: str, pool: SlurmPool, kill_wait
 def passed_settings() -> dict[str, str]:
     """Return the FARM_* variables of this process that its remote nodes get, too."""
     own = {name: value for name, value in os.environ.items() if name.startswith("FARM_")}
-    return pinned() | {name: value for name, value in own.items() if name not in _OWN | _OF_HEAD}
+    return pinned() | {name: value for name, value in own.items() if name not in {"FARM_HOME", "FARM_NODE"} | _OF_HEAD}
 
 
 def job_keys(name: str) -> str:

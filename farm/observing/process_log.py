@@ -25,7 +25,6 @@ from farm.ids import RolloutRef, first_ref
 from farm.settings import Settings, settings
 
 _LEAST_CHARS = 6
-_BLOT = "[secret]"
 _TEXT_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 _SUFFIXES = (".log", ".out", ".err")
 
@@ -123,7 +122,7 @@ def own_redacted(text: str) -> str:
     secrets = {*settings().secrets, *secret_variables(os.environ)}
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _LEAST_CHARS:
-            text = text.replace(secret, _BLOT)
+            text = text.replace(secret, "[secret]")
     return without_credentials(text)
 
 

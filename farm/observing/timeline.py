@@ -22,7 +22,6 @@ from farm.records.trajectory import Message, ModelCall
 CALLS, TOOLS = "model calls", "tools"
 """The lanes of model calls, and of the tools between them."""
 
-_SERVICE = "rollout-farm"
 _TIMEOUT_S = 5.0
 
 
@@ -146,7 +145,7 @@ class TraceExporter:
         except ImportError as error:
             raise not_installed("sending traces", error.name or "opentelemetry", extra="otel") from None
         self._exporter: Any = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_TIMEOUT_S)
-        self._resource = Resource.create({"service.name": _SERVICE})
+        self._resource = Resource.create({"service.name": "rollout-farm"})
 
     def close(self) -> None:
         self._exporter.shutdown()

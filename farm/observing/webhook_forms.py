@@ -12,14 +12,12 @@ from farm.store import batches
 from farm.store.database import Store
 from farm.store.webhooks.outbox import ALARM, Outgoing
 
-_FORMS = "farm.webhook_forms"
-
 
 def body_of(store: Store, message: Outgoing) -> Mapping[str, Any] | None:
     """Return the body of a message; None if its batch is gone. Raises NotFound for an unknown form."""
     if message.form == ALARM:
         return {"event": ALARM, "alarm": message.subject, "at": message.created_at}
-    form = load(_FORMS, message.form)
+    form = load("farm.webhook_forms", message.form)
     try:
         made: Mapping[str, Any] = form(store, message.subject)
     except NotFound:

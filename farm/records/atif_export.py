@@ -306,7 +306,6 @@ def _tool_call(call: Mapping[str, Any]) -> AtifToolCall:
 
 
 def _add(steps: list[AtifStep], message: Message) -> None:
-    """Add a message of the prompt."""
     role = message.get("role")
     if role == "tool":
         _observe(steps, message)

@@ -50,7 +50,6 @@ class EngineEndpoint(Request):
 
     @model_validator(mode="after")
     def _have_address(self) -> Self:
-        """Refuse engine settings without an engine."""
         if not self.engine_url:
             for name, field in type(self).model_fields.items():
                 if name.startswith("engine_") and getattr(self, name) != field.default:
@@ -225,7 +224,6 @@ class RoleEngine(EngineEndpoint):
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
-        """Refuse a role without a server and without a model."""
         if not self.engine_url and not self.model:
             raise ValueError("the role needs a server (engine_url) or the model of the farm's engines (model)")
         if self.sampling is not None and self.sampling.routed_experts is not None:

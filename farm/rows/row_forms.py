@@ -29,7 +29,6 @@ _GYM_SERVERS: Mapping[str, tuple[str, str]] = {
 }
 """Data source and kind of the rows of each server: multiple choice, judged, or scored by a library's rule."""
 _HARNESS = r"(?:_(?:simple|gymnasium|cline|codex|hermes|kilocode|openclaw|opencode|pi))?_agent"
-_STRICT = "strict_single_letter_boxed"
 
 Row = Mapping[str, Any]
 _CODE_SOURCES = (
@@ -116,7 +115,7 @@ def _server_fields(row: Mapping[str, Any]) -> dict[str, Any]:
         }
     result = {name: value for name, value in row.items() if name not in ("server", "agent_ref")}
     if kind == _OPTIONS:
-        result.setdefault("grading_mode", _STRICT)
+        result.setdefault("grading_mode", "strict_single_letter_boxed")
     if kind in (_LIBRARY, _OF_GPQA):
         result.setdefault("rule", kind)
     if kind == _OF_TEXT:

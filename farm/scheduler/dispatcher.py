@@ -33,9 +33,8 @@ from farm.records.node import PROBES, UP, Node
 from farm.records.rollout import Failure, Outcome
 from farm.retry_policy import retry_decision
 from farm.scheduler.admissions import Admission, Admissions
+from farm.scheduler.background_work import InvariantChecker, RetentionKeeper
 from farm.scheduler.broker import celery_app, enqueue
-from farm.scheduler.invariant_checker import InvariantChecker
-from farm.scheduler.retention_keeper import RetentionKeeper
 from farm.settings import Settings
 from farm.store import attempts, borrowed_sandboxes, epoch, leader, leases, nodes, placement
 from farm.store.attempts import AttemptEnd, RetrySettings
@@ -332,7 +331,6 @@ class Dispatcher:
         return self._admissions.choose(connection, up, self._room(connection, up), self._recently_failed_nodes())
 
     def _room(self, connection: Connection, up: Sequence[Node]) -> dict[str, int]:
-        """Return node → free slots."""
         placed = placement.occupied(connection)
         self._log_breakers(up)
         # if no healthy node is left, the others are tried early

@@ -232,7 +232,6 @@ def carried_out(connection: Connection, url: str, order: int, paused: Paused, ve
 
 
 def _is(url: str) -> ColumnElement[bool]:
-    """Return the condition on the URL of a row."""
     return engines.c.url == normal_url(url)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, literal, select, text, update
 
 from farm.errors import Conflict
 from farm.records.node import DRAINING, UP, Node
 from farm.store.sql.clock import age_of, db_now, due, left_until
+from farm.store.sql.database_sessions import POOLED
 from farm.store.sql.schema import NodeRow
 
 nodes = cast(Table, NodeRow.__table__)
@@ -17,6 +19,14 @@ MAX_OUT_OF_SERVICE_S = 600.0
 _OUT_OF_SERVICE_S = (30.0, MAX_OUT_OF_SERVICE_S)
 """Seconds, first and most, that a node is out of service after failures; doubled each time in a row."""
 _DOUBLINGS = 16
+
+PROCESS_CONNECTIONS = 1
+"""Per process of a node: all its reads, writes and renewals take turns on it (`ConnectionSlots`)."""
+N_PROCESSES = 4
+"""Per node: a supervisor, and a worker for each stage."""
+NODE_CONNECTIONS = N_PROCESSES * PROCESS_CONNECTIONS
+_CLIENTS = 15
+"""Connections for a client, an API and tools."""
 
 
 def announce(connection: Connection, node: Node) -> None:
@@ -117,7 +127,6 @@ def listing(connection: Connection) -> list[Node]:
 
 
 def _healthy(node_timeout_s: float) -> tuple[Any, ...]:
-    """Return the conditions that a node is up, sends heartbeats and is in service."""
     lives = age_of(nodes.c.heartbeat_at) < node_timeout_s
     return (
         nodes.c.state == UP,
@@ -180,3 +189,29 @@ def close_breaker(connection: Connection, node: str, why: str) -> bool:
         return True
     well = select(nodes.c.node).where(nodes.c.node == node, nodes.c.n_trips == 0)
     return connection.execute(well).first() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The connections that the server allows, and those that the present nodes and a client need."""
+
+    n_nodes: int
+    n_allowed: int
+
+    @property
+    def n_needed(self) -> int:
+        return self.n_nodes * NODE_CONNECTIONS + _CLIENTS
+
+    @property
+    def suffices(self) -> bool:
+        return self.n_needed <= self.n_allowed
+
+
+def capacity(connection: Connection) -> Capacity | None:
+    """Return the server's limit and the nodes' need; None for SQLite or behind a pooler, without such a limit."""
+    n_nodes = connection.execute(select(func.count(literal(1))).select_from(nodes)).scalar_one()
+    if connection.dialect.name != "postgresql" or connection.get_execution_options().get(POOLED):
+        return None
+    names = ("max_connections", "superuser_reserved_connections")
+    most, reserved = (int(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names)
+    return Capacity(n_nodes, most - reserved)

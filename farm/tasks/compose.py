@@ -223,7 +223,6 @@ def _mounts(given: Any) -> Iterator[OwnMount]:
 
 
 def _in_memory(given: Any) -> Iterator[str]:
-    """Yield the targets of tmpfs volumes."""
     yield from (str(each.get("target")) for each in given or () if isinstance(each, Mapping) and _is_tmpfs(each))
 
 

@@ -37,11 +37,7 @@ from farm.web.rendering import HEADERS, ROOT, html
 from farm.web.rollout_views import RolloutViews
 
 COOKIE = "farm_key"
-_OPEN = ("/static/", "/sign-in")
-_SESSIONS = ("/sign-in", "/sign-out")
-_DAYS = 30
 _MAX_FORM_BYTES = 4096
-_SAFE = {"GET", "HEAD"}
 
 Order = Callable[[LocalFarm, str], object]
 View = Callable[[Request], Awaitable[Response]]
@@ -63,16 +59,16 @@ class SignedIn:
             return
         headers = Headers(scope=scope)
         path = scope["path"]
-        if scope["method"] not in _SAFE and not _is_own(headers):
+        if scope["method"] not in {"GET", "HEAD"} and not _is_own(headers):
             await html("message.html", 403, title="Not from here", text="orders must come from a page of the farm")(
                 scope, receive, send
             )
             return
-        if self._visitor_key and path in _SESSIONS:
+        if self._visitor_key and path in ("/sign-in", "/sign-out"):
             # a cookie of this address may belong to a farm on another port
             await RedirectResponse(f"{ROOT}/", 303, HEADERS)(scope, receive, send)
             return
-        if path.startswith(_OPEN):
+        if path.startswith(("/static/", "/sign-in")):
             await self._app(scope, receive, send)
             return
         key = (self._visitor_key or _shown(headers)).encode()
@@ -110,7 +106,7 @@ async def signed_in(request: Request, keys: KnownKeys) -> Response:
     response.set_cookie(
         COOKIE,
         quote(key, safe=""),
-        max_age=_DAYS * 86_400,
+        max_age=30 * 86_400,
         path=ROOT,
         secure=is_secure,
         httponly=True,
@@ -198,9 +194,6 @@ def _who() -> str:
     return f"{current_caller().name} on the page"
 
 
-_STATIC = Path(__file__).parent / "static"
-
-
 def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "", records_history: bool = False) -> ASGIApp:
     """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that prefix removed from paths.
 
@@ -244,7 +237,7 @@ def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "", re
         Route("/orders/{name}", _answered(orders.carry_out), methods=["POST"]),
         Route("/sign-in", _answered(sign_in), methods=["GET", "POST"]),
         Route("/sign-out", _answered(sign_out), methods=["POST"]),
-        Mount("/static", app=_StaticFiles(directory=_STATIC)),
+        Mount("/static", app=_StaticFiles(directory=Path(__file__).parent / "static")),
     ]
     inner = Starlette(routes=routes, exception_handlers={404: _no_page, 405: _no_page})
     inner.router.redirect_slashes = False
@@ -256,7 +249,6 @@ def _get(path: str, view: View) -> Route:
 
 
 def _answered(view: View) -> View:
-    """Return the view with error pages instead of exceptions."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -36,9 +36,7 @@ MOST = 20_000
 _LEVELS = (-0.05, -0.5, -1.5, -3.0)
 """Log-probabilities below which a token gets the next darker level."""
 
-_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 _DIGEST = re.compile("[0-9a-f]{64}")
-_ROLES = frozenset({"system", "user", "assistant", "tool"})
 MOST_SIBLINGS = 16
 """The maximum number of samples of a group that are shown side by side."""
 _PROMPTS = {
@@ -195,7 +193,7 @@ def _shown(message: Mapping[str, Any], at_s: float, call: ModelCall | None = Non
     role = str(message.get("role", "?"))
     return ShownTurn(
         role,
-        role if role in _ROLES else "user",
+        role if role in ("system", "user", "assistant", "tool") else "user",
         str(message.get("tool_call_id") or ""),
         reasoning_of(dict(message)),
         text_of(message.get("content")),
@@ -214,7 +212,7 @@ def _images(content: object) -> list[str]:
         for part in parts
         if isinstance(part, dict)
         and part.get("type") == "image"
-        and part.get("media_type") in _MEDIA_TYPES
+        and part.get("media_type") in ("image/png", "image/jpeg", "image/webp", "image/gif")
         and isinstance(part.get("sha256"), str)
         and _DIGEST.fullmatch(part["sha256"])
     ]
@@ -395,7 +393,6 @@ def answer_of(call: ModelCall) -> str:
 
 
 def _common(mine: Segment, other: Segment) -> int:
-    """Return the number of tokens that two responses have in common from their beginning."""
     if len(mine.prompt_ids) != len(other.prompt_ids) or not np.array_equal(mine.prompt_ids, other.prompt_ids):
         return 0
     n = min(len(mine.response_ids), len(other.response_ids))

@@ -25,7 +25,6 @@ REASONS = {
     "left out": "its trainer left it out",
 }
 """The reasons why a rollout trains or does not, in order of precedence."""
-_MEASURES = ("sampled tokens", "seconds", "turns", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[st
                 len(of_reason[reason]) / len(costs),
                 [
                     _difference(measure, of_reason[reason], training if reason != TRAINS else [])
-                    for measure in _MEASURES
+                    for measure in ("sampled tokens", "seconds", "turns", "reward")
                 ],
             )
             for reason in present

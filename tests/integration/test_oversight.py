@@ -30,7 +30,7 @@ from farm.records.engine import EngineInfo
 from farm.records.engine_state import StoredEngine
 from farm.records.node import BROKEN, DRAINING, Node
 from farm.records.rollout import Stage
-from farm.scheduler.invariant_checker import InvariantChecker
+from farm.scheduler.background_work import InvariantChecker
 from farm.store import llm_engines, migrations, nodes
 from farm.store.database import Store
 from farm.store.rollouts import rollouts

@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 import farm
 from farm.errors import InvalidRequest
-from farm.store.capacity import capacity
 from farm.store.database import Store
+from farm.store.nodes import capacity
 from farm.store.sql.database_sessions import LOCK_WAIT_S
 from tests.contract.store.test_store import new_batch, place, run_to_end, status
 from tests.services.farms import NOOP, embedded, farm_folder, until

@@ -37,8 +37,8 @@ from farm.scheduler.dispatcher import Dispatcher
 from farm.settings import Settings
 from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node_names, nodes, placement
 from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
-from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store, Work
+from farm.store.nodes import PROCESS_CONNECTIONS
 from workers.node.cancelled_sandboxes import CancelledSandboxReaper
 from workers.node.forked_worker import WorkerForkServer
 from workers.node.job_end import JobEnd

@@ -26,8 +26,8 @@ from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
 from farm.store.access.sealed_secrets import opened_request
 from farm.store.blobs import stored_archives
-from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
+from farm.store.nodes import PROCESS_CONNECTIONS
 from farm.store.rollouts import Claim
 from workers.plugins.interfaces import ChatModel, Policy
 from workers.policy.engines import open_engine

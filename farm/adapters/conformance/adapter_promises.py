@@ -67,7 +67,6 @@ def _calls(segment: Segment, numbers: Iterator[int]) -> Iterator[ModelCall]:
 
 
 def _stretches(mask: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each sampled stretch."""
     begin = 0
     for value, members in groupby(mask):
         end = begin + len(list(members))

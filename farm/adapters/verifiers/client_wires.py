@@ -61,7 +61,6 @@ def reply(error: str | None = None, **fields: Any) -> dict[str, Any]:
 
 
 def _delta(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the single delta for a trace."""
     lists = {name: trace[name] for name in _LISTS if name in trace}
     known = {*_HEADER, *_LISTS}
     return {

@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 InstanceOf = Callable[[dict[str, Any]], Instance]
 
 _N_THREADS = 16
-_NO_KEY = "EMPTY"
 _LIMITS = {"setup": "init_s", "agent": "run_s", "scoring": "eval_s"}
 """The farm's limit for each of a task's timeouts."""
 _OF_CALLER = frozenset({"idx", "id", "name", "description", "timeout"})
@@ -91,7 +90,7 @@ def engine_of(run: RunRequest) -> dict[str, Any]:
     trains = isinstance(run.client, TrainClientConfig)
     return {
         "engine_url": run.client.base_url,
-        "engine_key": "" if key == _NO_KEY else key,
+        "engine_key": "" if key == "EMPTY" else key,
         "engine_model": run.model,
         "engine_tokenizer": (run.client.renderer_model_name or "") if trains else "",
         "engine_route": "detect" if trains else "chat",

@@ -56,7 +56,6 @@ _ERRORS = {
     Outcome.EVALUATOR_ERROR: errors.TaskError,
 }
 """verifiers' type of error for a failure of the farm; by default `EnvError`."""
-_REASONS = frozenset({"stop", "length", "tool_calls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,6 @@ class _Graph:
             self._route(first, experts)
 
     def _show(self, root: int, call: ModelCall) -> None:
-        """Add the tools of a branch's first call to its root and to the trace."""
         tools = parse_tools(self._tools[call.index]) or []
         _set(self._trace.nodes[root], "tools", tools)
         known = {_identity(tool): tool for tool in [*self._trace.tools, *tools]}
@@ -269,7 +267,7 @@ def _unnamed(ids: list[int]) -> list[Message]:
 def _finish_reason(call: ModelCall) -> str | None:
     if call.response.get("tool_calls"):
         return "tool_calls"
-    return call.finish_reason if call.finish_reason in _REASONS else None
+    return call.finish_reason if call.finish_reason in ("stop", "length", "tool_calls") else None
 
 
 def _usage(call: ModelCall) -> Usage:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from farm.api.protocol_parts import KeptState
+from farm.api.protocols import KeptState
 from farm.client.local import LocalFarm
 from farm.engine_urls import normal_url
 from farm.errors import FarmUnreachable, InvalidRequest, NotFound, ServiceError

@@ -24,7 +24,7 @@ from farm.api.agent_lightning.lightning_models import (
     RunnerConfig,
     TerminalQuery,
 )
-from farm.api.protocol_parts import ROW_READERS, KeptState, columns_without, content_hash, known_handler
+from farm.api.protocols import ROW_READERS, KeptState, columns_without, content_hash, known_handler
 from farm.client.local import LocalFarm
 from farm.client.request_checks import check_instances, invalid
 from farm.errors import Conflict, InvalidRequest, NotFound

@@ -25,8 +25,7 @@ from farm.api.agent_lightning.lightning_models import (
 from farm.api.agent_lightning.lightning_rollouts import LightningEvents, LightningRollouts
 from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
-from farm.api.protocol_parts import refuse_with_detail
-from farm.api.protocols import WireProtocol
+from farm.api.protocols import WireProtocol, refuse_with_detail
 from farm.api.schemas import ApiRequest
 from farm.callers import Scope
 from farm.client import serialization

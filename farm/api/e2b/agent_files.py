@@ -24,8 +24,7 @@ from farm.api.e2b.connect_rpc import (
     unary_response,
 )
 from farm.api.endpoints import Endpoints
-from farm.api.multipart import form_parts, spooled
-from farm.api.protocol_parts import call_sandbox
+from farm.api.protocols import call_sandbox, form_parts, spooled
 from farm.api.schemas import ApiRequest
 from farm.client import serialization
 from farm.client.request_checks import checked
@@ -219,7 +218,6 @@ async def _entry(sandbox: AgentSandbox, path: str) -> FileEntry:
 
 
 def _info(entry: FileEntry) -> dict[str, Any]:
-    """Return an entry as a message."""
     result = {
         "name": entry.name,
         "path": entry.path,

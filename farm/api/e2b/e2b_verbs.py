@@ -44,7 +44,6 @@ from farm.records.sandbox_spec import SandboxSpec
 DEFAULT_TEMPLATE = "base"
 """The template of requests that name none: the farm's default image."""
 _TIMEOUT_S = 300
-_NAME_PREFIX = "e2b:"
 
 _Timeout = Annotated[int, Field(ge=0, le=int(MAX_LEASE_S))]
 
@@ -141,7 +140,7 @@ class NewSandbox(Request):
             spec=SandboxSpec(image=image, env=self.env, network=online),
             network="allow" if online else "refuse",
             lease_s=lease_of(self.timeout),
-            name=f"{_NAME_PREFIX}{idempotency_key}" if idempotency_key else "",
+            name=f"e2b:{idempotency_key}" if idempotency_key else "",
             labels=self.metadata,
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from farm.api.protocol_parts import ROW_READERS, columns_without, content_hash, known_handler
+from farm.api.protocols import ROW_READERS, columns_without, content_hash, known_handler
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest

@@ -27,8 +27,7 @@ from farm.api.nemo_gym.gym_rows import (
     named_as_sent,
     row_names,
 )
-from farm.api.protocol_parts import await_batch, columns_without, reasoning_and_text, refuse_with_detail
-from farm.api.protocols import WireProtocol
+from farm.api.protocols import WireProtocol, await_batch, columns_without, reasoning_and_text, refuse_with_detail
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
@@ -50,7 +49,6 @@ _KINDS = {
     Outcome.STALE: "cancelled",
 }
 """Kinds of failure of unscored rollouts, in NeMo Gym's terms; all others are `agent_run_error`."""
-_CUT = (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
 
 Result = Mapping[str, Any]
 _GREATEST = 1e100
@@ -164,7 +162,6 @@ def _input_item(message: Message) -> Item:
 
 
 def _function(tool: ToolSchema) -> Item:
-    """Return a tool in the form of the Responses API."""
     function = tool.get("function") or {}
     return {
         "type": "function",
@@ -178,7 +175,7 @@ def _function(tool: ToolSchema) -> Item:
 def _response(
     names: RowNames, rollout: Rollout, calls: Sequence[ModelCall], tools: Sequence[ToolSchema]
 ) -> dict[str, Any]:
-    cut = rollout.outcome in _CUT
+    cut = rollout.outcome in (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
     sampled = sum(call.n_response_tokens for call in calls)
     prompted = sum(call.n_prompt_tokens for call in calls)
     cached = sum(call.n_cached_tokens or 0 for call in calls)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 from sqlalchemy import Connection
 
-from farm.api.protocol_parts import KeptState, content_hash, known_handler
+from farm.api.protocols import KeptState, content_hash, known_handler
 from farm.client.local import LocalFarm
 from farm.client.request_checks import HANDLERS, invalid
 from farm.errors import Conflict, InvalidRequest, NotFound, ServiceError

@@ -10,14 +10,12 @@ from starlette.routing import BaseRoute
 from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
 from farm.api.polar.polar_tasks import PolarCancel, PolarPause, PolarTask, PolarTasks, PolarTasksQuery
-from farm.api.protocol_parts import refuse_with_detail
-from farm.api.protocols import WireProtocol
+from farm.api.protocols import WireProtocol, refuse_with_detail
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.errors import FarmUnreachable
 
-_BY = "polar"
 _POLL_S = 0.25
 _ONE = "/rollout/task/{task_id}"
 _INFERENCE = "/admin/inference"
@@ -62,7 +60,7 @@ class _Routes:
         """Pause all engines of the farm, and answer once no call is in flight. After a 504 the pause remains."""
         endpoints = self._endpoints
         limit_s = request.parse_query(PolarPause).timeout_seconds
-        orders = await endpoints.run(self._farm.orders.order_pause, "drain", _BY, None)
+        orders = await endpoints.run(self._farm.orders.order_pause, "drain", "polar", None)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while left := await endpoints.run(self._left, orders, loop.time() - began):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from farm.api.protocol_parts import columns_without, content_hash, known_handler
+from farm.api.protocols import columns_without, content_hash, known_handler
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest, UnknownHandler
 from farm.records.request import MAX_INSTANCE_BYTES, BatchRequest
@@ -41,7 +41,6 @@ _UNSUPPORTED = {
     "llm_judge": "its own judge",
 }
 """Data sources without a handler here, each with its missing requirement."""
-_OF_THE_WIRE = ("data_source", "trajectory_id", "instance_id")
 
 JobId = Annotated[Name, Field(min_length=1, max_length=200)]
 _Retry = Annotated[float, Field(ge=0)]
@@ -66,7 +65,7 @@ def fields_of(instance: Mapping[str, Any], data_source: str) -> dict[str, Any]:
     """Return the fields of an instance: the row unchanged, or for the farm's own handlers their fields."""
     if data_source in _HANDLERS or data_source.startswith(tuple(_PREFIXES)):
         return columns_without(instance, ("data_source", "trajectory_id"))
-    return columns_without(instance, _OF_THE_WIRE)
+    return columns_without(instance, ("data_source", "trajectory_id", "instance_id"))
 
 
 class ProcessRequest(Request):

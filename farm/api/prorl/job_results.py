@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.api.prorl.job_requests import SamplingMix
-from farm.api.protocol_parts import reasoning_and_text
+from farm.api.protocols import reasoning_and_text
 from farm.records.rollout import Outcome, Rollout, Stage, State, Timing
 from farm.records.trajectory import Message, ModelCall, ToolSchema, calls_of_segments, tools_by_call
 

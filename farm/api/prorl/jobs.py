@@ -29,7 +29,7 @@ from farm.api.endpoints import Endpoints
 from farm.api.prorl import job_requests
 from farm.api.prorl.job_requests import ProcessRequest, SamplingMix
 from farm.api.prorl.job_results import result_of
-from farm.api.protocol_parts import KeptState, content_hash
+from farm.api.protocols import KeptState, content_hash
 from farm.client.local import LocalFarm
 from farm.client.verb_groups import Runs
 from farm.engine_urls import normal_url

@@ -12,8 +12,7 @@ from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
 from farm.api.prorl.job_requests import CancelRequest, LlmServerRequest, ProcessRequest
 from farm.api.prorl.jobs import Askers, Job, Jobs, RequestedJob
-from farm.api.protocol_parts import await_batch, refuse_with_detail
-from farm.api.protocols import WireProtocol
+from farm.api.protocols import WireProtocol, await_batch, refuse_with_detail
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails

@@ -20,7 +20,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from farm.api.endpoints import Endpoints
-from farm.api.protocol_parts import call_sandbox, content_hash
+from farm.api.protocols import call_sandbox, content_hash
 from farm.client import serialization
 from farm.client.request_checks import checked
 from farm.errors import Conflict, InvalidRequest, NotFound

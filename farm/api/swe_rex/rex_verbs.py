@@ -20,9 +20,7 @@ from starlette.routing import BaseRoute
 from farm import task_archive
 from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
-from farm.api.multipart import form_fields, spooled
-from farm.api.protocol_parts import refuse_with_detail
-from farm.api.protocols import WireProtocol
+from farm.api.protocols import WireProtocol, form_fields, refuse_with_detail, spooled
 from farm.api.schemas import ApiRequest
 from farm.api.swe_rex import rex_sandbox
 from farm.api.swe_rex.rex_sandbox import (

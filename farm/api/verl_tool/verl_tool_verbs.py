@@ -29,8 +29,7 @@ from starlette.routing import BaseRoute
 
 from farm.api.auth import RouteScopes
 from farm.api.endpoints import N_THREADS, Endpoints, LongPoll
-from farm.api.protocol_parts import content_hash, refuse_with_detail
-from farm.api.protocols import WireProtocol
+from farm.api.protocols import WireProtocol, content_hash, refuse_with_detail
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope
 from farm.client import serialization

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _PATIENCE_S = 30.0
 """Seconds to wait for the head's answer about the nodes of jobs."""
-_ONE_POOL = "node"
 _HEAD_SIZE = {"cpus": 1, "min": 2, "max": 2}
 """One head, and one on standby."""
 
@@ -258,7 +257,7 @@ def _pools(shared: Path, given: dict[str, Any]) -> Pools:
     own_head = tables.pop(HEAD, None)
     if given["pool"] is not None and given["pool"] not in tables:
         raise InvalidRequest(f"there is no table [slurm.{given['pool']}] in farm.toml", field="pool")
-    chosen = {given["pool"]: tables[given["pool"]]} if given["pool"] else tables or {_ONE_POOL: {}}
+    chosen = {given["pool"]: tables[given["pool"]]} if given["pool"] else tables or {"node": {}}
     some = {"min": given["least"], "max": given["most"]}
     if given["nodes"] is not None:
         some = {"min": given["nodes"], "max": given["nodes"]}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-_VARIABLE = "_FARM_COMPLETE"
-_SHELLS = ("bash", "zsh", "fish")
-
 
 @click.command()
-@click.argument("shell", type=click.Choice(_SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
     """Print the shell completion of commands, options and batches for bash, zsh or fish.
 
@@ -20,6 +17,6 @@ def completion(shell: str) -> None:
     group = click.get_current_context().find_root()
     kind = get_completion_class(shell)
     assert kind is not None
-    made = kind(group.command, {}, "farm", _VARIABLE)
+    made = kind(group.command, {}, "farm", "_FARM_COMPLETE")
     # its `source` would start a bash to ask for its version
     click.echo(made.source_template % made.source_vars())

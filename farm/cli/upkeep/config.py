@@ -15,8 +15,6 @@ from farm.configuration import config_file
 from farm.configuration.secret_values import HIDDEN, has_credentials, without_credentials
 from farm.errors import InvalidRequest
 
-_OF_TESTS = "FARM_TEST"
-
 
 @click.command()
 @click.option("--check", is_flag=True, help="Check the file and the variables; exit status 1 on mistakes.")
@@ -60,7 +58,6 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a string in TOML notation."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(f"\\u{ord(each):04x}" if each < " " or each == "\x7f" else each for each in escaped) + '"'
 
@@ -84,7 +81,7 @@ def _complaints() -> list[tuple[str, str]]:
         for variable in sorted(map(str.upper, os.environ))
         if variable.startswith(PREFIX)
         and variable not in {*known, config_file.VARIABLE}
-        and not variable.startswith(_OF_TESTS)
+        and not variable.startswith("FARM_TEST")
     ]
     try:
         if (path := config_file.path_in_use()) is not None:

@@ -35,7 +35,6 @@ from farm.store import borrowed_sandboxes
 from farm.store.access.audit_log import logged
 from farm.store.database import Store
 
-_SANDBOXES = "farm.sandboxes"
 _POLL_S = 0.5
 _STOPPED = "it was stopped"
 
@@ -53,7 +52,7 @@ class LocalBorrower(Borrower):
 
     def check(self, request: BorrowRequest) -> None:
         """Raise InvalidRequest for a sandbox that the farm cannot provide or the request does not permit."""
-        check_plugin(_SANDBOXES, request.spec.kind, "kind of sandbox", "auto")
+        check_plugin("farm.sandboxes", request.spec.kind, "kind of sandbox", "auto")
         if is_borrowed(request.name):
             raise InvalidRequest("a name must not look like an id", field="name")
         if reasons := unsupported(TaskNeeds(), request.spec, request.network):

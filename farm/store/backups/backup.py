@@ -47,7 +47,6 @@ TABLES = tuple(Base.metadata.sorted_tables)
 _ROWS = 64
 _ROWS_OF_MEGABYTES = 4
 _COUNTED = ("batches", "rollouts")
-_ALIASES = "image_aliases.json"
 _PAGES = 1024
 _DAY_S = 86_400.0
 _NOT_MISSED = ("leaders", "epochs", "nodes", "engine_users", "histograms", "named_weights", "audit_log", "engines")
@@ -243,7 +242,7 @@ def _files(store: Store) -> dict[str, bytes]:
 
 def _places(store: Store) -> Mapping[str, Path]:
     key = secret_key_file(store.engine.url)
-    return {each.name: each for each in (key, key.with_name(KEY_FILE), key.with_name(_ALIASES))}
+    return {each.name: each for each in (key, key.with_name(KEY_FILE), key.with_name("image_aliases.json"))}
 
 
 def restore(store: Store, backup: BackupFile, replace: bool = False) -> list[Path]:

@@ -175,7 +175,6 @@ def _by_value(statement: Select[Any], wanted: RolloutFilter, after: str) -> Sele
 
 
 def _by_place(statement: Select[Any], after: str) -> Select[Any]:
-    """Order open rollouts by group and sample."""
     if after:
         group, sample = _parsed(after)
         if not _is_index(group) or not _is_index(sample):

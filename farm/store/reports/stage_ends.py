@@ -31,9 +31,6 @@ class StageEnd:
     age_s: float
 
 
-_TAKEN_AWAY = frozenset({DRAINED, Outcome.LOST.value})
-
-
 def stage_ends(connection: Connection, requested: Collection[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
     """Return the ends of the stages that have ended. A stage that never began ends with its attempt."""
     ids = sorted({each.rollout_id for each in requested})
@@ -73,4 +70,4 @@ def _state(result: str, last: bool) -> State:
         return State.COMPLETED
     if result == Outcome.CANCELLED.value:
         return State.CANCELLED
-    return State.QUEUED if result in _TAKEN_AWAY and not last else State.FAILED
+    return State.QUEUED if result in (DRAINED, Outcome.LOST.value) and not last else State.FAILED

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Table, func, select, update
 
 import farm
-from farm.cli.upkeep.backup import backup, restore
+from farm.cli.upkeep.stored_data import backup, restore
 from farm.client.local import LocalFarm
 from farm.errors import Conflict, FarmError, InvalidRequest, NotAllowed, StoreUnavailable
 from farm.notifications import Signals

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Table, func, insert, literal, select, update
 
 from farm.cli.batches import show
-from farm.cli.upkeep.prune import prune
+from farm.cli.upkeep.stored_data import prune
 from farm.client.http_errors import error_of, problem_of
 from farm.client.local import LocalFarm
 from farm.errors import FarmError, NotFound, Pruned
@@ -21,7 +21,7 @@ from farm.records.experts.expert_places import places_of
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Stage
 from farm.records.trajectory import Segment, token_ids
-from farm.scheduler.retention_keeper import RetentionKeeper
+from farm.scheduler.background_work import RetentionKeeper
 from farm.settings import Settings
 from farm.store import cancel_and_rescore, consumers, trajectories
 from farm.store.blobs import artefacts

@@ -13,7 +13,7 @@ from farm.errors import NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import Count, Stage
 from farm.records.trajectory import segments, token_ids
-from farm.scheduler.invariant_checker import InvariantChecker
+from farm.scheduler.background_work import InvariantChecker
 from farm.store import cancel_and_rescore, rollouts, trajectories
 from farm.store.database import Store
 from farm.store.reports import audit

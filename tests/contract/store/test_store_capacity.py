@@ -14,8 +14,8 @@ from farm.cli import doctor
 from farm.cli.readiness import CheckResult
 from farm.records.node import Node
 from farm.store import nodes
-from farm.store.capacity import NODE_CONNECTIONS, Capacity, capacity
 from farm.store.database import Store
+from farm.store.nodes import NODE_CONNECTIONS, Capacity, capacity
 
 
 def finding(store: Store, what: str) -> CheckResult:

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import text
 
 import farm
-from farm.store.capacity import NODE_CONNECTIONS
 from farm.store.database import Store
+from farm.store.nodes import NODE_CONNECTIONS
 from tests.doubles import EngineDouble
 from tests.services.farms import NOOP, embedded, farm_folder, until
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn

@@ -11,7 +11,7 @@ from typing import IO
 import httpx2
 import pytest
 
-from farm.api.multipart import FormField, form_fields
+from farm.api.protocols import FormField, form_fields
 from farm.errors import InvalidRequest
 
 TYPE = "multipart/form-data; boundary=b"

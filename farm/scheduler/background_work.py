@@ -1,8 +1,10 @@
-"""A background audit of a farm's batches, at a low rate, which raises one alarm per violation.
+"""Background work of the leading dispatcher, each kind in a thread of its own: audits of batches, and pruning by age.
 
-It also raises alarms about engines that get no calls because they lack the farm's weights or were left paused.
+An audit raises one alarm per violation, at a low rate, and alarms about engines that get no calls because they lack the
+farm's weights or were left paused. Batches that were never checked come first, so that none ends unchecked while large
+ones are checked.
 
-Batches that were never checked come first, so that none ends unchecked while large ones are checked.
+After a clock jump nothing is pruned for a day: with a wrong clock, new data would look old.
 """
 
 from __future__ import annotations
@@ -16,14 +18,24 @@ from functools import partial
 from farm.errors import NotFound
 from farm.observing.periodic_thread import PeriodicThread
 from farm.records.rollout import Violation
+from farm.settings import Settings
 from farm.store import llm_engines
+from farm.store.access import audit_log
 from farm.store.database import Store
 from farm.store.reports import audit
+from farm.store.retention.pruning import PrunedBatch, Pruner, ages
+from farm.store.sql.clock import Timekeeper, store_time
 
 log = logging.getLogger(__name__)
 
 _SHARE = 0.05
 """The part of a period in which it may check further batches after the first."""
+
+_DAY_S = 86_400.0
+_FIRST_S = 300.0
+_PERIOD_S = 3600.0
+_POLL_S = 60.0
+"""Seconds between readings of the clock."""
 
 
 class InvariantChecker(PeriodicThread):
@@ -98,3 +110,40 @@ class InvariantChecker(PeriodicThread):
                 break
             violations += self._store.read(partial(audit.of_rollouts, batch_id=batch_id, groups=groups))
         return violations[: audit.LIMIT]
+
+
+class RetentionKeeper(PeriodicThread):
+    """Prunes once an hour while `leads` returns True."""
+
+    def __init__(self, store: Store, settings: Settings, leads: Callable[[], bool]) -> None:
+        super().__init__("retention", _POLL_S, leads, self.look, log, "nothing could be pruned now")
+        self._store = store
+        self._settings = settings
+        self._timekeeper = Timekeeper()
+        self._next = time.monotonic() + _FIRST_S
+
+    def look(self) -> None:
+        """Read the clock, and prune if it is time to."""
+        _, jump_s = self._timekeeper.read(lambda: self._store.read(store_time))
+        if jump_s:
+            log.warning("Database clock jumped by %.0f s; nothing is pruned for a day", jump_s)
+            self._next = time.monotonic() + _DAY_S
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PERIOD_S
+            self.prune()
+
+    def prune(self) -> list[PrunedBatch]:
+        """Prune by the settings. Returns the batches."""
+        known = self._settings
+        pruner = Pruner(self._store, lambda: self._leads() and not self.closed)
+        done = []
+        for age_s, kept in ages(known):
+            done += pruner.prune(age_s, kept)
+        if known.keep_trajectories_days:
+            pruner.forget(known.keep_trajectories_days * _DAY_S)
+        if known.keep_log_days:
+            self._store.write(lambda connection: audit_log.prune(connection, known.keep_log_days))
+        if done:
+            newest = time.strftime("%F", time.gmtime(max(each.ended_at for each in done)))
+            log.warning("Pruned %d batches by the settings keep_…_days; the newest ended %s", len(done), newest)
+        return done
