@@ -45,8 +45,9 @@ class Server:
         self.room = room
         self.dead = False
         self.hangs = False
-        self.travel_s = 0.0
-        """Seconds from the start of a call until it reaches the server."""
+        self.is_far = False
+        """True: calls reach the server only after its next abort."""
+        self.n_travelling = 0
         self.first_s = 0.0
         """Seconds until it answers a query for its capabilities."""
         self.failures = 0
@@ -68,6 +69,13 @@ class Server:
     def listed(self, **values: Any) -> StoredEngine:
         return StoredEngine(self.url, **{"info": self.info, **values})
 
+    async def _travel(self) -> None:
+        n_aborts = self.n_aborts
+        self.n_travelling += 1
+        while self.is_far and self.n_aborts == n_aborts:  # noqa: ASYNC110 - tests set it from outside
+            await asyncio.sleep(0.05)
+        self.n_travelling -= 1
+
     async def answer(self, n_tokens: int, who: str) -> str:
         """Answer one call with the engine's URL."""
         self.check()
@@ -83,7 +91,7 @@ class Server:
         self.n_running += 1
         self.n_most = max(self.n_most, self.n_running)
         try:
-            await asyncio.sleep(self.travel_s)
+            await self._travel()
             left, n_aborts = float(n_tokens), self.n_aborts
             # a call that comes during a pause waits until it is over, or until the next abort
             while self.paused and self.n_aborts == n_aborts:  # noqa: ASYNC110 - tests set it from outside
