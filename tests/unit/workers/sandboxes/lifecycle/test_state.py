@@ -70,18 +70,17 @@ def test_killed_process_that_gets_no_cpu_counts_as_ended() -> None:
         os.sched_setaffinity(0, {core})
         os.nice(19)
 
-    busy = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"])
-    try:
-        for _ in range(3):
-            with subprocess.Popen(
-                ["sleep", "60"], env={MARK: mark}, executable=shutil.which("sleep"), preexec_fn=rarely
-            ):
-                until(lambda: n_sleeping(mark) == 1, "it runs")
+    program = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    for _ in range(3):
+        with subprocess.Popen(["sleep", "60"], env={MARK: mark}, executable=shutil.which("sleep"), preexec_fn=rarely):
+            until(lambda: n_sleeping(mark) == 1, "it runs")
+            with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as busy:
+                assert busy.stdout is not None
+                busy.stdout.readline()
                 kill_tagged(mark)
-                assert tagged_processes(mark) == []
-    finally:
-        busy.kill()
-        busy.wait()
+                ended = tagged_processes(mark) == []
+                busy.kill()
+            assert ended
 
 
 _PR_SET_CHILD_SUBREAPER = 36
