@@ -28,7 +28,7 @@ _ARG_START = 48
 _CAPABILITY_VERSION_3 = 0x20080522
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 0x1000, 1, 4
-_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_IDMAP = 1, 2, 0x100000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 # pivot_root differs between machines; the newer calls have the same number everywhere
@@ -117,11 +117,16 @@ def make_mounts_private() -> None:
 def bind_read_only(source: str, target: str) -> None:
     """Bind a folder, with its submounts, or a file. Needs Linux 5.12."""
     mount(source, target, flags=MS_BIND | MS_REC)
-    attributes = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
-    result = _libc.syscall(
-        _MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes))
-    )
-    _check(result, f"make {target} read-only")
+    _set_mount(_AT_FDCWD, target, _AT_RECURSIVE, f"make {target} read-only", _ATTR_RDONLY | _ATTR_NOSUID)
+
+
+def _set_mount(
+    folder: int, path: str, flags: int, what: str, wanted: int, cleared: int = 0, namespace: int = 0
+) -> None:
+    """Call mount_setattr(2)."""
+    attributes = struct.pack("QQQQ", wanted, cleared, 0, namespace)
+    size = ctypes.c_size_t(len(attributes))
+    _check(_libc.syscall(_MOUNT_SETATTR, folder, path.encode(), flags, attributes, size), what)
 
 
 def mounted_below(folders: Sequence[str]) -> list[bool]:
@@ -139,11 +144,8 @@ def _octal(path: str) -> str:
 def leave_writable(targets: Sequence[str]) -> None:
     """Make all mounts of this mount namespace read-only, except those at `targets`. Needs Linux 5.12."""
     for target, flags, cleared in (("/", _AT_RECURSIVE, 0), *((target, 0, _ATTR_RDONLY) for target in targets)):
-        attributes = struct.pack("QQQQ", 0 if cleared else _ATTR_RDONLY, cleared, 0, 0)
-        result = _libc.syscall(
-            _MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, attributes, ctypes.c_size_t(len(attributes))
-        )
-        _check(result, f"make {target} {'writable' if cleared else 'read-only'}")
+        what = f"make {target} {'writable' if cleared else 'read-only'}"
+        _set_mount(_AT_FDCWD, target, flags, what, 0 if cleared else _ATTR_RDONLY, cleared)
 
 
 def id_mapped(folder: str, namespace: int, read_only: bool) -> int:
@@ -153,11 +155,9 @@ def id_mapped(folder: str, namespace: int, read_only: bool) -> int:
     """
     tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, folder.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     _check(tree, f"open_tree {folder}")
-    flags = _ATTR_IDMAP | _ATTR_NOSUID | (_ATTR_RDONLY if read_only else 0)
-    attributes = struct.pack("QQQQ", flags, 0, 0, namespace)
-    result = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(len(attributes)))
+    wanted = _ATTR_IDMAP | _ATTR_NOSUID | (_ATTR_RDONLY if read_only else 0)
     try:
-        _check(result, f"map the owners in {folder}")
+        _set_mount(tree, "", _AT_EMPTY_PATH, f"map the owners in {folder}", wanted, namespace=namespace)
     except OSError:
         os.close(tree)
         raise

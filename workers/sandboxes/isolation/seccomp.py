@@ -137,19 +137,12 @@ def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
         "socket": _socket(),
         "socketpair": _socket(),
     }
-    groups: Sequence[tuple[str, tuple[Line, ...]]] = (
-        (system_calls.FILES, allow),
-        (system_calls.MEMORY, allow),
-        (system_calls.WAITING, allow),
-        (system_calls.PROCESSES, allow),
-        (system_calls.SOCKETS, allow),
-        (system_calls.STATUS, allow),
-        (system_calls.IDS, allow),
-        (system_calls.OWNERS, allow),
-        (system_calls.USERS, allow),
-        (system_calls.RIGHTS, refuse),
+    allowed = (
+        *(system_calls.FILES, system_calls.MEMORY, system_calls.WAITING, system_calls.PROCESSES, system_calls.SOCKETS),
+        *(system_calls.STATUS, system_calls.IDS, system_calls.OWNERS, system_calls.USERS),
     )
-    result = {number: action for group, action in groups for number in system_calls.numbers(group, machine).values()}
+    result = {number: allow for group in allowed for number in system_calls.numbers(group, machine).values()}
+    result |= dict.fromkeys(system_calls.numbers(system_calls.RIGHTS, machine).values(), refuse)
     checked = system_calls.numbers(system_calls.CHECKED, machine)
     result |= {number: checks[name] for name, number in checked.items()}
     if variant == ANSWERS:
