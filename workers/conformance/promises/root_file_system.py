@@ -17,7 +17,7 @@ async def _changeable(on: Sandbox, what: str, script: str) -> str:
     return result
 
 
-async def changeable_folder(on: Sandbox) -> str:
+async def image_folder(on: Sandbox) -> str:
     """Return a folder of the image that is not empty and may be changed."""
     script = """
         shopt -s nullglob; for folder in /etc/*/ /opt/*/ /usr/share/*/ /usr/lib/*/; do
@@ -30,7 +30,7 @@ async def changeable_folder(on: Sandbox) -> str:
     return await _changeable(on, "folder with contents", script)
 
 
-async def changeable_file(on: Sandbox) -> str:
+async def image_file(on: Sandbox) -> str:
     """Return a file of the image that is not empty and may be changed."""
     script = "for file in /etc/*; do [[ -s $file && -f $file && ! -L $file && -w $file ]] && echo $file && break; done"
     return await _changeable(on, "file below /etc", script)
@@ -41,7 +41,7 @@ async def image_folders_can_be_removed(trial: PromiseTrial) -> None:
     """`rm -rf` of a folder of the image removes it; if it is created again, it is empty."""
     one = await trial.start()
     # two folders, because the search for one that may be changed moves it
-    folder = await changeable_folder(await trial.start())
+    folder = await image_folder(await trial.start())
     same(await trial.sh(f"rm -rf {folder}; ls -d {folder} 2>/dev/null || echo gone", one), "gone\n", "what `ls` says")
     script = f"mkdir {folder}; ls -A {folder}; echo new > {folder}/file; ls -A {folder}; cat {folder}/file"
     same(await trial.sh(script, one), "file\nnew\n", "what is in the folder that was made again")
@@ -51,7 +51,7 @@ async def image_folders_can_be_removed(trial: PromiseTrial) -> None:
 async def image_folders_can_be_renamed(trial: PromiseTrial) -> None:
     """`mv` of a folder of the image moves it with all its contents, and leaves nothing behind."""
     one = await trial.start()
-    folder = await changeable_folder(await trial.start())
+    folder = await image_folder(await trial.start())
     before = await trial.sh(f"cd {folder}; ls -AR . | sort", one)
     same(await trial.sh(f"mv {folder} /moved; cd /moved; ls -AR . | sort", one), before, "what is in the moved folder")
     same(await trial.sh(f"ls -d {folder} 2>/dev/null || echo gone", one), "gone\n", "what is left")
@@ -62,7 +62,7 @@ async def image_folders_can_be_renamed(trial: PromiseTrial) -> None:
 async def image_folders_can_be_replaced(trial: PromiseTrial) -> None:
     """A folder of the image can be replaced as by pip: moved aside, created again, and the old one deleted."""
     one = await trial.start()
-    folder = await changeable_folder(await trial.start())
+    folder = await image_folder(await trial.start())
     script = f"""
         set -e; mv {folder} {folder}~old; mkdir {folder}; echo new > {folder}/file; rm -r {folder}~old
         ls -A {folder}; cat {folder}/file; test ! -e {folder}~old
@@ -87,7 +87,7 @@ open("x", "w").write("x"); open("y", "w").write("y"); os.replace("x", "y"); prin
 async def image_files_can_be_changed(trial: PromiseTrial) -> None:
     """A file of the image can be appended to, edited in place, renamed, truncated, replaced and removed."""
     one = await trial.start()
-    file = await changeable_file(one)
+    file = await image_file(one)
     script = f"""
         set -e; echo added >> {file}; tail -n 1 {file}; sed -i s/added/edited/ {file}; tail -n 1 {file}
         mv {file} {file}.bak; test ! -e {file}; cp -p {file}.bak {file}; cmp {file} {file}.bak
@@ -101,7 +101,7 @@ async def image_files_can_be_changed(trial: PromiseTrial) -> None:
 async def packages_can_be_replaced(trial: PromiseTrial) -> None:
     """A file of the image can be replaced as by dpkg: a new file, a hard link to the old one, a rename over it."""
     one = await trial.start()
-    file = await changeable_file(one)
+    file = await image_file(one)
     script = f"""
         set -e; cp {file} copy; echo unpacked > {file}.dpkg-new; chmod 644 {file}.dpkg-new; sync {file}.dpkg-new
         ln {file} {file}.dpkg-tmp; mv -f {file}.dpkg-new {file}; cat {file}; cmp copy {file}.dpkg-tmp
@@ -218,7 +218,7 @@ async def links_are_supported(trial: PromiseTrial) -> None:
 async def image_files_can_be_linked(trial: PromiseTrial) -> None:
     """Two hard links of a file of the image share later changes through either name."""
     one = await trial.start()
-    file = await changeable_file(one)
+    file = await image_file(one)
     link = f"{file}.link"
     script = f"set -e; ln {file} {link}; echo new > {file}; cat {link}; echo newer > {link}; cat {file}"
     same(await trial.sh(script, one), "new\nnewer\n", "what is read by the other name")

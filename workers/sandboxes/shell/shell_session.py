@@ -112,7 +112,7 @@ class ShellSession:
         argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
         self._child = await entry.start(argv, env=entry.environment({MARK: mark}), fds=fds, terminal=True)
         self._close_theirs()
-        self.terminal.hand_over()
+        self.terminal.hand_over(self._child.pid)
         self._writer = struct.pack("i", self._child.pid)
         self._child.ended.add_done_callback(self._note_death)
         self._loop.add_reader(self._socket.fileno(), self._read_records)

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 
+from ptyprocess import PtyProcess
+
 from workers.sandboxes.processes.process_tree import children
 
 _ROWS, _COLUMNS = 50, 200
@@ -41,6 +43,7 @@ class Terminal:
         self.fd, self.slave = os.openpty()
         os.set_blocking(self.fd, False)
         self.name = str(Path(f"/proc/self/fd/{self.slave}").readlink())
+        self._process: PtyProcess | None = None
         attributes = termios.tcgetattr(self.slave)
         # output without carriage returns, and ^S does not stop it
         attributes[_OUTPUT_FLAGS] &= ~termios.ONLCR
@@ -52,11 +55,12 @@ class Terminal:
         self._unseen[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
         self.hide()
 
-    def hand_over(self) -> None:
+    def hand_over(self, pid: int) -> None:
         """Close `slave` after the program has received it, and set the window size."""
         os.close(self.slave)
         self.slave = -1
-        termios.tcsetwinsize(self.fd, (_ROWS, _COLUMNS))
+        self._process = PtyProcess(pid, self.fd)
+        self._process.setwinsize(_ROWS, _COLUMNS)
 
     def show(self) -> None:
         """Echo typed keys."""
@@ -135,8 +139,13 @@ class Terminal:
         """Close both ends. Harmless when repeated."""
         if self.fd < 0:
             return
-        for end in {self.fd, self.slave} - {-1}:
-            os.close(end)
+        if self._process is None:
+            os.close(self.slave)
+            os.close(self.fd)
+        else:
+            # close() of the object would wait for a child process, but the program is not one
+            self._process.fileobj.close()
+            self._process.closed = True
         self.fd = self.slave = -1
 
 
