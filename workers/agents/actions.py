@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +15,9 @@ from farm.errors import ToolError
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Completion, Message, ToolCall
 from workers.plugins.interfaces import Tool
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 _MAX_SHOWN_CHARS = 200
 _DROPPED = "\n[... {} characters dropped ...]\n"
@@ -24,7 +27,7 @@ class InvalidCall(ToolError):
     """A call of an unknown tool, or with invalid arguments; nothing was run."""
 
 
-def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
+def schemas(tools: Mapping[str, Tool]) -> list[ChatCompletionToolParam]:
     """Return the tools in the form of the OpenAI API, in the same order."""
     return [
         {

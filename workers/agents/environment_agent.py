@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import AgentError, HandlerError, LimitReached
 from farm.records.request import SamplingParams
@@ -24,6 +24,9 @@ from workers.environments.environment_servers import environment_servers
 from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
 from workers.plugins.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
 from workers.policy.recording import RepeatedTurns, Stopwatch, as_applied, model_call, text_of
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 MAX_INVALID_TURNS = 5
 """Number of consecutive turns without a usable call or text for the environment that ends a rollout."""
@@ -122,12 +125,11 @@ class _EpisodeRun:
         if left <= 0:
             raise LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled")
         max_tokens = min(left, sampling.max_tokens or left)
-        completion: Completion = await self._context.policy.complete(
-            list(self._history), self._begin.tools, sampling, max_tokens
-        )
+        tools = cast("Sequence[ChatCompletionToolParam]", self._begin.tools)
+        completion: Completion = await self._context.policy.complete(list(self._history), tools, sampling, max_tokens)
         # Each message is recorded once: later turns add only the environment's answer, recorded with its turn.
         added = self._history if index == 0 else []
-        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), self._begin.tools)
+        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), tools)
         self._history.append(completion.response)
         self._n_sampled += completion.n_response_tokens
         return call

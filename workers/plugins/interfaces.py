@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
@@ -24,6 +24,9 @@ from farm.records.submission import Score as Score
 from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
 """Stores a model call; called a second time with the same index once its observations are known."""
@@ -277,7 +280,7 @@ class Policy(Protocol):
     async def complete(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[ChatCompletionToolParam],
         sampling: SamplingParams,
         max_tokens: int,
         on_delta: OnDelta | None = None,
@@ -389,7 +392,7 @@ class ChatModel(Protocol):
         ...
 
     async def answer(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+        self, messages: Sequence[Message], tools: Sequence[ChatCompletionToolParam], sampling: SamplingParams
     ) -> Completion:
         """Return its next message, with tool calls; otherwise like `complete`."""
         ...

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
 from workers.plugins.interfaces import Artefact, ChatModel
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 
 class RoleCalls:
@@ -48,7 +51,7 @@ class _RecordedModel:
         return reply
 
     async def answer(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+        self, messages: Sequence[Message], tools: Sequence[ChatCompletionToolParam], sampling: SamplingParams
     ) -> Completion:
         completion = await self._model.answer(messages, tools, sampling)
         self._keep(messages, sampling, completion.response)
