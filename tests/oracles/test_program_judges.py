@@ -14,7 +14,7 @@ from tests.oracles.cases.evalplus_answers import drawn_answers
 from tests.oracles.judge_comparisons import ALL_RULES, answers, compare, record, recorded
 from tests.oracles.whole_answers import RECORDED, judged
 from tests.unit.workers.row_forms.test_evalplus_program import RECORDED as PROGRAMS
-from workers.row_forms.evalplus_program import sanitized
+from workers.row_forms.fenced_blocks import sanitized
 
 _SANITIZE = Path(__file__).parent / "programs" / "evalplus_sanitize.py"
 

@@ -20,7 +20,7 @@ from tests.integration.scores import issue_project
 from tests.integration.scores.swe_project import GOLD, Pool, Project, score
 from tests.services.soak import at_length
 from workers.evaluators import process_end
-from workers.evaluators.issues.patch_build import SandboxWithVariables
+from workers.evaluators.issues.confirmation import SandboxWithVariables
 from workers.evaluators.program_source import source_of
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score
 from workers.plugins.registry import sandbox as provider

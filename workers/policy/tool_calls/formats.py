@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from farm.errors import InvalidRequest
-from workers.policy.tool_calls import gemma, json_formats, pythonic, tagged_formats
+from workers.policy.tool_calls import json_formats, pythonic, tagged_formats
 from workers.policy.tool_calls.splitter import Grammar, Parsed, Splitter, Tags
 from workers.policy.tool_calls.tagged_formats import Schemas, schemas
 
@@ -25,7 +25,7 @@ _GRAMMARS: Mapping[str, Grammar | Callable[[Schemas], Grammar]] = MappingProxyTy
         "kimi_k2": json_formats.KIMI,
         "minimax_m2": tagged_formats.minimax,
         "gpt_oss": json_formats.GPT_OSS,
-        "gemma4": gemma.GRAMMAR,
+        "gemma4": json_formats.GEMMA,
         "none": Grammar(),
     }
 )
@@ -35,10 +35,10 @@ _THINK = Tags("<think>", "</think>")
 _BRACKETED_THINK = Tags("[THINK]", "[/THINK]")
 _TAGS_OF_FORMATS = {
     "gpt_oss": (json_formats.GPT_OSS_TAGS,),
-    "gemma4": (gemma.TAGS,),
+    "gemma4": (json_formats.GEMMA_TAGS,),
     "mistral": (_THINK, _BRACKETED_THINK),
 }
-_ALL_TAGS = (_THINK, _BRACKETED_THINK, json_formats.GPT_OSS_TAGS, gemma.TAGS)
+_ALL_TAGS = (_THINK, _BRACKETED_THINK, json_formats.GPT_OSS_TAGS, json_formats.GEMMA_TAGS)
 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v32", (tagged_formats.DSML,)),
@@ -49,7 +49,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("minimax_m2", (tagged_formats.MINIMAX_OPEN,)),
     ("kimi_k2", (json_formats.KIMI_ALL_OPEN,)),
     ("gpt_oss", (json_formats.CHANNEL, "to=functions")),
-    ("gemma4", (gemma.OPEN, "call:")),
+    ("gemma4", (json_formats.GEMMA_OPEN, "call:")),
     # It has Hermes's markers, but its own syntax.
     ("glm", (tagged_formats.GLM_KEY,)),
     ("hermes", (json_formats.HERMES_OPEN,)),

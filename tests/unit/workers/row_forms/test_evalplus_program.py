@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.row_forms.evalplus_program import sanitized
+from workers.row_forms.fenced_blocks import sanitized
 
 RECORDED = Path(__file__).parents[3] / "data" / "oracles" / "evalplus_programs.json"
 ANSWERS = json.loads(RECORDED.read_text())
