@@ -300,7 +300,7 @@ def _run_routes(endpoints: Endpoints) -> list[Route]:
 
 
 def _archive_routes(endpoints: Endpoints) -> list[Route]:
-    archives = endpoints.farm.archives
+    farm = endpoints.farm
 
     def put_part(request: ApiRequest) -> ArchiveState:
         body = request.parse_body(ArchivePart)
@@ -308,15 +308,15 @@ def _archive_routes(endpoints: Endpoints) -> list[Route]:
             data = b64decode(body.data, validate=True)
         except (NoBase64, ValueError):
             raise InvalidRequest("is not base64", field="data") from None
-        archives.put_part(_digest(request), body.number, data)
+        farm.put_archive_part(_digest(request), body.number, data)
         return ArchiveState(False, (body.number,))
 
     def complete(request: ApiRequest) -> ArchiveState:
-        archives.complete(_digest(request), request.parse_body(ArchiveEnd).n_parts)
+        farm.complete_archive(_digest(request), request.parse_body(ArchiveEnd).n_parts)
         return ArchiveState(True)
 
     return [
-        endpoints.get("/v1/archives/{digest}", lambda request: archives.state(_digest(request))),
+        endpoints.get("/v1/archives/{digest}", lambda request: farm.archive_state(_digest(request))),
         endpoints.post("/v1/archives/{digest}/parts", put_part),
         endpoints.post("/v1/archives/{digest}", complete),
     ]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
 from farm.client.sandboxes.borrower import Borrower
-from farm.client.verb_groups import AccessControl, AnnotationLog, Runs, TaskArchives
+from farm.client.verb_groups import PART_BYTES, AccessControl, AnnotationLog, ArchiveState, Runs
 from farm.client.weight_update import WeightServer, WeightUpdateOrders
 from farm.errors import InvalidRequest
 from farm.ids import RolloutRef
@@ -38,6 +39,7 @@ from farm.records.rollout import (
     is_too_old,
 )
 from farm.records.trajectory import NO_VERSION, ModelCall, version_number
+from farm.task_archive import pack
 
 ADAPTERS = "farm.adapters"
 
@@ -52,8 +54,6 @@ class Farm(ABC):
     """Orders to engines, used by pauses and weight updates."""
     runs: Runs
     """Stored training runs, used by `farm.collecting`."""
-    archives: TaskArchives
-    """Task archives, used by `upload_archive`."""
     sandboxes: Borrower
     """Borrowed sandboxes: `farm.sandboxes.start()`."""
     access: AccessControl
@@ -75,7 +75,32 @@ class Farm(ABC):
         Safe to repeat. The archive is kept while a batch names it, and for a day after its last upload. Raises
         InvalidRequest for links that lead out of it, devices, or more than 2 GB.
         """
-        return self.archives.upload(path)
+        with tempfile.TemporaryFile() as archive:
+            digest = pack(Path(path), archive)
+            n_bytes = archive.seek(0, 2)
+            n_parts = -(-n_bytes // PART_BYTES)
+            state = self.archive_state(digest)
+            if not state.whole:
+                for number in sorted(set(range(n_parts)) - set(state.parts)):
+                    archive.seek(number * PART_BYTES)
+                    self.put_archive_part(digest, number, archive.read(PART_BYTES))
+            self.complete_archive(digest, n_parts)
+        return digest
+
+    @abstractmethod
+    def archive_state(self, digest: str) -> ArchiveState:
+        """Return the state of an archive's upload."""
+
+    @abstractmethod
+    def put_archive_part(self, digest: str, number: int, data: bytes) -> None:
+        """Store a part; safe to repeat."""
+
+    @abstractmethod
+    def complete_archive(self, digest: str, n_parts: int) -> None:
+        """Check that the parts form a valid archive with this digest; from then on batches can name it.
+
+        Raises InvalidRequest after dropping the parts.
+        """
 
     @abstractmethod
     def status(self, batch_id: str) -> BatchStatus:

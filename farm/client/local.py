@@ -31,7 +31,6 @@ from farm.client.verb_groups import (
     LogPruning,
     NewKey,
     Runs,
-    TaskArchives,
 )
 from farm.client.weight_update import WeightUpdateOrders
 from farm.engine_urls import normal_url
@@ -113,7 +112,6 @@ class LocalFarm(Farm):
         self.signals = signals
         self.orders = LocalOrders(store, signals, workers_s)
         self.runs = LocalRuns(store)
-        self.archives = LocalArchives(store)
         self.sandboxes: LocalBorrower = LocalBorrower(store, signals, settings().max_sandboxes)
         self.access = LocalAccess(store)
         self.annotations = LocalAnnotations(store)
@@ -147,6 +145,43 @@ class LocalFarm(Farm):
             self.signals.wake()
         self._saw(batch_id, self._seen.get(batch_id, 0))
         return batch_id
+
+    def archive_state(self, digest: str) -> ArchiveState:
+        _check_digest(digest)
+        n_parts, parts = self.store.read(partial(stored_archives.state, digest=digest))
+        return ArchiveState(n_parts is not None, () if n_parts is not None else tuple(parts))
+
+    def put_archive_part(self, digest: str, number: int, data: bytes) -> None:
+        _check_digest(digest)
+        if not 0 <= number < _MAX_PARTS or not 0 < len(data) <= PART_BYTES:
+            raise InvalidRequest(
+                f"part {number} of {len(data)} bytes: there may be {_MAX_PARTS} of {PART_BYTES} bytes", field="part"
+            )
+        write = partial(stored_archives.put_part, digest=digest, number=number, data=stored_archives.packed(data))
+        write = partial(write, n_bytes=len(data))
+        _written(self.store, write)
+
+    def complete_archive(self, digest: str, n_parts: int) -> None:
+        _check_digest(digest)
+        known, _ = self.store.read(partial(stored_archives.state, digest=digest))
+        n_bytes = 0
+        if known is None:
+            stream = PartStream(
+                lambda number: self.store.read(partial(stored_archives.part, digest=digest, number=number))
+            )
+            try:
+                check(stream.buffered())
+                if stream.digest() != digest or stream.n_parts != n_parts:
+                    raise InvalidRequest(
+                        f"the {stream.n_parts} stored parts are not the archive {digest}: upload it again",
+                        field="digest",
+                    )
+            except InvalidRequest:
+                self.store.write(partial(stored_archives.drop, digest=digest))
+                raise
+            n_bytes = stream.n_bytes
+        write = partial(stored_archives.complete, digest=digest, n_parts=n_parts, n_bytes=n_bytes)
+        _written(self.store, write)
 
     def _served(self) -> Collection[str]:
         """Return the handlers of all nodes, installed here or not; nodes check instances of the others."""
@@ -528,50 +563,6 @@ class LocalRuns(Runs):
             solved_at=solved_at,
         )
         return self._store.read(count)
-
-
-class LocalArchives(TaskArchives):
-    """Task archives on a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def state(self, digest: str) -> ArchiveState:
-        _check_digest(digest)
-        n_parts, parts = self._store.read(partial(stored_archives.state, digest=digest))
-        return ArchiveState(n_parts is not None, () if n_parts is not None else tuple(parts))
-
-    def put_part(self, digest: str, number: int, data: bytes) -> None:
-        _check_digest(digest)
-        if not 0 <= number < _MAX_PARTS or not 0 < len(data) <= PART_BYTES:
-            raise InvalidRequest(
-                f"part {number} of {len(data)} bytes: there may be {_MAX_PARTS} of {PART_BYTES} bytes", field="part"
-            )
-        write = partial(stored_archives.put_part, digest=digest, number=number, data=stored_archives.packed(data))
-        write = partial(write, n_bytes=len(data))
-        _written(self._store, write)
-
-    def complete(self, digest: str, n_parts: int) -> None:
-        _check_digest(digest)
-        known, _ = self._store.read(partial(stored_archives.state, digest=digest))
-        n_bytes = 0
-        if known is None:
-            stream = PartStream(
-                lambda number: self._store.read(partial(stored_archives.part, digest=digest, number=number))
-            )
-            try:
-                check(stream.buffered())
-                if stream.digest() != digest or stream.n_parts != n_parts:
-                    raise InvalidRequest(
-                        f"the {stream.n_parts} stored parts are not the archive {digest}: upload it again",
-                        field="digest",
-                    )
-            except InvalidRequest:
-                self._store.write(partial(stored_archives.drop, digest=digest))
-                raise
-            n_bytes = stream.n_bytes
-        write = partial(stored_archives.complete, digest=digest, n_parts=n_parts, n_bytes=n_bytes)
-        _written(self._store, write)
 
 
 def _check_digest(digest: str) -> None:

@@ -18,7 +18,7 @@ from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
 from farm.client.request_checks import checked, checked_request
 from farm.client.sandboxes.borrower import Borrower
-from farm.client.verb_groups import AccessControl, AnnotationLog, ArchiveState, NewKey, Runs, TaskArchives
+from farm.client.verb_groups import AccessControl, AnnotationLog, ArchiveState, NewKey, Runs
 from farm.client.weight_update import WeightUpdateOrders
 from farm.ids import RolloutRef
 from farm.records.engine_state import EngineState, Paused, StoredEngine
@@ -68,7 +68,6 @@ class RemoteFarm(Farm):
         self._api = ApiConnection(url, key.strip(), patience_s)
         self.orders = RemoteOrders(self._api)
         self.runs = RemoteRuns(self._api)
-        self.archives = RemoteArchives(self._api)
         self.sandboxes = RemoteBorrower(self._api)
         self.access = RemoteAccess(self._api)
         self.annotations = RemoteAnnotations(self._api)
@@ -96,6 +95,16 @@ class RemoteFarm(Farm):
             batch_request = batch_request.model_copy(update={"idempotency_key": f"submit-{secrets.token_hex(16)}"})
         body = batch_request.model_dump(mode="json", exclude_defaults=True)
         return self._api.post(Submitted, "/v1/batches", body).batch_id
+
+    def archive_state(self, digest: str) -> ArchiveState:
+        return self._api.get(ArchiveState, f"/v1/archives/{digest}")
+
+    def put_archive_part(self, digest: str, number: int, data: bytes) -> None:
+        body = {"number": number, "data": b64encode(data).decode()}
+        self._api.post(ArchiveState, f"/v1/archives/{digest}/parts", body)
+
+    def complete_archive(self, digest: str, n_parts: int) -> None:
+        self._api.post(ArchiveState, f"/v1/archives/{digest}", {"n_parts": n_parts})
 
     def batches(self, limit: int = 20, before: str | None = None) -> list[BatchSummary]:
         result: list[BatchSummary] = []
@@ -281,23 +290,6 @@ class RemoteRuns(Runs):
         wanted = {"run": run, "data_source": data_source, "instance_ids": _listed(instance_ids)}
         window = {"min_version": min_version, "solved_at": solved_at}
         return self._api.post(list[SolveRate], "/v1/solve_rates", wanted | window)
-
-
-class RemoteArchives(TaskArchives):
-    """Task archives through the API."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
-
-    def state(self, digest: str) -> ArchiveState:
-        return self._api.get(ArchiveState, f"/v1/archives/{digest}")
-
-    def put_part(self, digest: str, number: int, data: bytes) -> None:
-        body = {"number": number, "data": b64encode(data).decode()}
-        self._api.post(ArchiveState, f"/v1/archives/{digest}/parts", body)
-
-    def complete(self, digest: str, n_parts: int) -> None:
-        self._api.post(ArchiveState, f"/v1/archives/{digest}", {"n_parts": n_parts})
 
 
 def _of_batch(batch_id: str, rest: str = "") -> str:
