@@ -30,8 +30,8 @@ from farm.adapters.trainer_step import TrainerRun
 from farm.adapters.trl import trl_request
 from farm.client.farm import Farm
 from farm.collecting import CollectingOptions, GroupDecision, InstanceSampler, ShuffledInstances
-from farm.collecting.group_decisions import AcceptGroup, decide
 from farm.collecting.instance_samplers import SamplerState
+from farm.collecting.waves import AcceptGroup, decide
 from farm.errors import InvalidRequest
 from farm.records.engine import PauseMode
 from farm.records.engine_state import StoredEngine

@@ -78,7 +78,7 @@ COMMANDS = {
         "keys",
         "List the audit log, newest first: submits, cancels, changes of engines, weights and keys, by whom.",
     ),
-    "logs": ("upkeep.logs", "Print the farm's log lines about a batch, a group or a rollout, by time."),
+    "logs": ("batches", "Print the farm's log lines about a batch, a group or a rollout, by time."),
     "drain": ("operations", "Drain a node: it gets no more rollouts, finishes or releases those it has, and exits."),
     "completion": (
         "upkeep.completion",

@@ -31,11 +31,10 @@ All state is in the store: waves are batches found by their keys, steps are reco
 rates are counted from rollouts. A client has no file.
 """
 
-from farm.collecting.group_decisions import GroupDecision
 from farm.collecting.instance_samplers import Curriculum, InstanceSampler, Mixture, ShuffledInstances
 from farm.collecting.options import CollectingOptions
 from farm.collecting.step_collector import Producer, StepCollector
-from farm.collecting.waves import CollectedStep
+from farm.collecting.waves import CollectedStep, GroupDecision
 
 __all__ = [
     "CollectedStep",

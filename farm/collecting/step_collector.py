@@ -12,17 +12,23 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from farm.client.farm import Farm
-from farm.collecting.group_decisions import AcceptGroup, GroupDecision, Lengths, decide, stopped, too_old, usable
 from farm.collecting.instance_samplers import InstanceSampler, SamplerState
 from farm.collecting.options import CollectingOptions
 from farm.collecting.waves import (
     METADATA,
+    AcceptGroup,
     CollectedStep,
+    GroupDecision,
+    Lengths,
     RequeuedGroup,
     Wave,
     checked_fields,
     chosen_groups,
+    decide,
     of_instance,
+    stopped,
+    too_old,
+    usable,
     wave_key,
     wave_metadata,
 )

@@ -12,7 +12,7 @@ from farm.adapters.conformance.adapter_promises import every_kind
 from farm.adapters.slime_collecting import DataSourceInstances, collecting_options, is_collected, metrics_of
 from farm.adapters.trainer_step import instance_of
 from farm.collecting import CollectedStep
-from farm.collecting.group_decisions import Lengths
+from farm.collecting.waves import Lengths
 from farm.errors import InvalidRequest
 
 

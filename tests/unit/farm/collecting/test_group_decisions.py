@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farm.collecting.group_decisions import GroupDecision, decide, stopped, too_old
+from farm.collecting.waves import GroupDecision, decide, stopped, too_old
 from farm.records.rollout import Failure, Group, Outcome, Rollout, Stage, State
 from farm.records.trajectory import NO_VERSION, Segment, token_ids
 

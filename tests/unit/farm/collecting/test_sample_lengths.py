@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from farm.adapters.conformance.adapter_promises import every_kind
-from farm.collecting.group_decisions import Lengths
+from farm.collecting.waves import Lengths
 from farm.records.rollout import Group, Outcome, Rollout, State
 from farm.records.trajectory import Segment, token_ids
 

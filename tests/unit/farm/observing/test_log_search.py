@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from farm.cli.upkeep.logs import logs
+from farm.cli.batches import logs
 from farm.observing.process_log import lines_about
 
 ROLLOUT = "b0123456789.3.1"
