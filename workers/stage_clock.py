@@ -3,7 +3,7 @@
 Images, environments, archives and prepared layers are made once for all rollouts of a node, or of all nodes that share
 a home. Each making has a limit of its own, so none of its time is on the clock of a stage: neither for the one that
 happens to make it nor for those that wait. A wait that goes on beyond what makings may take is on the clock again, so
-that nothing waits for ever. All deadlines of a stage go by this clock: `workers/stages/stage_boundary.py`,
+that nothing waits for ever. All deadlines of a stage go by this clock: `workers/stages/stage_job.py`,
 `workers/stages/run_clock.py`, and the lease's (`workers/process/lease_renewal.py`).
 """
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
+from farm.tasks.harbor_instance import HarborInstance
 from workers.attacks.attack import Attack
-from workers.plugins.interfaces import OnDelta, Sandbox
+from workers.handlers.harbor.solutions import run_solution
+from workers.plugins.interfaces import ExecResult, OnDelta, Sandbox
 from workers.stages.stage_job import SandboxSource
 
 _COMMAND_S = 300.0
@@ -64,3 +67,28 @@ class AttackPolicy(ActingPolicy):
             await sandbox.write_file(path, text.encode())
         if self._attack.command:
             await sandbox.exec(["/bin/bash", "-c", self._attack.command], timeout_s=_COMMAND_S)
+
+
+class SolutionPolicy(ActingPolicy):
+    """Runs `solution/solve.sh` of each step in the rollout's sandbox."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        source: SandboxSource | None,
+        instance: HarborInstance,
+        folder: Path,
+        secrets: Mapping[str, str],
+    ) -> None:
+        super().__init__(sandbox_id, source)
+        self.results: list[ExecResult] = []
+        self._instance = instance
+        self._folder = folder
+        self._secrets = secrets
+
+    async def act(self, sandbox: Sandbox | None, index: int) -> None:
+        """Run the next step's solution. Raises InvalidRequest if the task has none."""
+        steps = self._instance.steps
+        step = steps[index] if steps else None
+        assert sandbox is not None
+        self.results.append(await run_solution(sandbox, self._instance, step, self._folder, self._secrets))

@@ -20,9 +20,8 @@ from farm.records.request import Limits
 from farm.settings import choose, settings
 from farm.tasks.harbor_folder import task_paths
 from workers.cli.attack_reports import AttackReport
-from workers.cli.attack_targets import targets_of
 from workers.cli.images import ago
-from workers.cli.task_attacks import AttackOptions, attacked
+from workers.cli.task_attacks import AttackOptions, attacked, targets_of
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked
 
 _TOOL_S = 3600.0

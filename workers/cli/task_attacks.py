@@ -12,11 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from farm.cli.request_files import read_problems, read_rows_as
 from farm.errors import FarmError, InvalidRequest
 from farm.records.request import Instance
 from farm.records.task_needs import unsupported
-from farm.tasks.harbor_folder import TaskFolder, task_folder
-from farm.tasks.harbor_instance import needs_of
+from farm.rows.loaded_rows import COLUMNS
+from farm.rows.row_forms import FORMS
+from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
+from farm.tasks.harbor_instance import DATA_SOURCE, needs_of
 from workers.attacks.attack import NO_WORK, UNTOUCHED, Attack, AttackPlan
 from workers.attacks.harbor_attacks import harbor_attacks
 from workers.attacks.plans import SOLUTION, plan_of
@@ -199,3 +202,29 @@ def _digests(job: StageJob, plan: AttackPlan) -> tuple[str, str]:
     task = Instance(data_source=job.data_source, fields=dict(job.fields), archive=job.archive)
     attacks = [asdict(each) for each in (*plan.attacks, plan.solution) if each is not None]
     return task.digest, digest(job.batch.reward, job.batch.network, job.batch.verification, attacks)
+
+
+def targets_of(path: Path, form: str) -> list[Target]:
+    """Return the tasks of a path; `form` is a form of rows or a data source, empty if the rows name it themselves.
+
+    Raises FarmError.
+    """
+    if path.is_dir():
+        if form not in ("", DATA_SOURCE):
+            raise InvalidRequest(f"{path} is a folder, whose tasks are always `{DATA_SOURCE}`: leave --as out")
+        return [Target(each.name, DATA_SOURCE, folder=each) for each in task_paths(path)]
+    if not form:
+        file = read_problems(path)
+    elif form in FORMS:
+        file, _ = read_rows_as(path, form, (), "", None)
+    else:
+        file, _ = read_rows_as(path, COLUMNS, (), form, None)
+    targets = []
+    for number, each in zip(file.lines, file.instances, strict=True):
+        if not isinstance(each.get("data_source"), str) or not isinstance(each.get("fields"), dict):
+            reason = "it has no `data_source` and `fields`: give --as FORM for rows of a data set"
+            raise InvalidRequest(reason, field=f"{path}:{number}")
+        targets.append(
+            Target(str(each.get("instance_id") or f"{path.name}:{number}"), each["data_source"], each["fields"])
+        )
+    return targets

@@ -7,27 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import farm
+import workers
 from farm.errors import FarmError
-from farm.records.request import BatchSettings, Limits, VerificationRule
+from farm.records.request import BatchSettings, Limits, SandboxSpec, VerificationRule
 from farm.records.task_needs import NetworkRule, unsupported
+from farm.settings import settings
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE, needs_of
-from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text
-from workers.cli.acting_policy import ActingPolicy
+from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text, kept_in
+from workers.cli.acting_policy import ActingPolicy, SolutionPolicy
 from workers.cli.attack_reports import now
-from workers.cli.kept_checks import check_key, has_kept, keep_check, kept_check
 from workers.cli.local_rollout import local_archive, repeated, score_job
-from workers.cli.solution_policy import SolutionPolicy
 from workers.handlers.harbor.sandbox_specs import verifier_sandbox
 from workers.plugins.interfaces import ExecResult, Score
+from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.image import image
+from workers.sandboxes.launch_plan import start_build
 from workers.stages.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
 from workers.stages.task_archives import archive_folder
 
@@ -38,6 +45,56 @@ _N_LINES = 8
 _PYTHON = re.compile(rb"python|pytest|\buvx?\b")
 _MAX_READ = 1_000_000
 _SHOWN = 300
+_DISTRIBUTION = "rollout-farm"
+_OF_NODE = ("build_network", "build_env", "build_files", "image_builder", "sandbox_user", "sandbox_ids", "layer_mb")
+"""Settings that affect builds, runs and scores of tasks."""
+
+
+def check_key(job: StageJob, kind: str, specs: Sequence[SandboxSpec]) -> str:
+    """Return the digest of all that affects a check, in addition to the task's files. ImageError, SandboxError. Blocks.
+
+    `kind` is that of its sandboxes; missing images are built.
+    """
+    batch = [
+        job.limits.model_dump(mode="json"),
+        job.batch.reward,
+        job.batch.network,
+        job.batch.verification,
+        dict(job.batch.secrets),
+    ]
+    known = settings()
+    node = [os.uname(), sys.version, *(getattr(known, name) for name in _OF_NODE)]
+    made = partial(image, start=start_build)
+    images = [made(each.image, each.image_values, fallback=each.fallback_image).key for each in specs]
+    return digest("check", _code(), batch, kind, node, [each.model_dump(mode="json") for each in specs], images)
+
+
+@cache
+def _code() -> str:
+    """Return the digest of the farm's version and of its files, which change in a checkout without the version."""
+    folders = [Path(str(package.__file__)).parent for package in (farm, workers)]
+    files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in (".py", ".sh")]
+    stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return digest(version(_DISTRIBUTION), stamps)
+
+
+def has_kept(archive: str) -> bool:
+    """Return whether a check of a task is stored, under any key."""
+    return any(kept_in(CHECKS).glob(f"{archive}.*.json"))
+
+
+def kept_check(archive: str, key: str) -> Mapping[str, Any] | None:
+    """Return the fields of a task's stored check; None if there is no readable one."""
+    try:
+        fields = json.loads((kept_in(CHECKS) / f"{archive}.{key}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def keep_check(archive: str, key: str, fields: Mapping[str, Any]) -> None:
+    """Store the fields of a check, as JSON, readable only for the owner of FARM_HOME. Raises NotAllowed, OSError."""
+    keep_text(CHECKS, f"{archive}.{key}.json", json.dumps(fields))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
     if head_on_first and shared is None:
         raise click.UsageError("--head-on-first needs --at DIR, the folder that all nodes share")
     with frozen_imports():
+        from farm.embedded.node_folder import own_settings
         from farm.errors import FarmError
         from farm.scheduler.broker import check_broker
         from farm.settings import settings
@@ -57,7 +58,6 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
         from workers.node.cache_keeper import CacheKeeper
         from workers.node.followed_head import FollowedHead
         from workers.node.forked_worker import WorkerForkServer
-        from workers.node.node_name import own_settings
         from workers.node.pools import Slots
         from workers.node.supervisor import Supervisor
     with contextlib.ExitStack() as stack:

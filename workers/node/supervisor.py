@@ -10,6 +10,7 @@ and the rest is requeued then. So a time limit or preemption costs no attempt, a
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import select
@@ -23,11 +24,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from sqlalchemy import Connection
 
 from farm.errors import Conflict, FarmError, StoreGone, StoreUnavailable
+from farm.launch.slurm_commands import job_left_s
+from farm.launch.slurm_pool import SIGNAL_S
 from farm.notifications import Signals
 from farm.plugins import installed
 from farm.records.engine_state import StoredEngine
@@ -39,11 +42,9 @@ from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node
 from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
 from farm.store.database import Store, Work
 from farm.store.nodes import PROCESS_CONNECTIONS
-from workers.node.cancelled_sandboxes import CancelledSandboxReaper
 from workers.node.forked_worker import WorkerForkServer
-from workers.node.job_end import JobEnd
 from workers.node.pools import Slots, WorkerPool
-from workers.node.sandbox_sweeper import SandboxSweeper
+from workers.node.sandbox_cleanup import CancelledSandboxReaper, SandboxSweeper
 from workers.plugins import registry
 from workers.process.supervision import HAND_BACK_S, forget_notes, noted_without_sandbox
 from workers.sandboxes.lifecycle import layers
@@ -62,6 +63,26 @@ _WAIT_TIMEOUT_S = 5.0
 """Maximum wait for the database when the node ends or one of its workers has ended."""
 _AGAIN_S = 2.0
 """Slurm and srun forward the same signal one after the other: only a later one requests a faster end."""
+
+
+class JobEnd:
+    """The time limit of this process's job, queried once; None outside of a job or without a limit."""
+
+    def __init__(self) -> None:
+        self._job_id = os.environ.get("SLURM_JOB_ID", "")
+        self._end = math.inf
+        if self._job_id:
+            try:
+                self._end = time.monotonic() + job_left_s(self._job_id)
+            except FarmError as error:
+                log.warning("End time of job %s is unknown: %s", self._job_id, error)
+
+    def about(self) -> dict[str, Any]:
+        """Return what a node announces of its job: its id, and the seconds until its end signal."""
+        if not self._job_id:
+            return {}
+        left_s = self._end - time.monotonic() - SIGNAL_S
+        return {"slurm_job": self._job_id} | ({"job_left_s": max(0.0, left_s)} if math.isfinite(left_s) else {})
 
 
 class Supervisor:

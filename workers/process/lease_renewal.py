@@ -7,12 +7,17 @@ abandoned if it does not end then either.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from farm.errors import StoreUnavailable
 from farm.notifications import CANCELLED, Listener, Signals
@@ -20,18 +25,115 @@ from farm.records.rollout import State
 from farm.store import leases
 from farm.store.database import Store
 from farm.store.rollouts import Claim
-from workers.process.claimed_work import ClaimedWork, StopReason
+from workers.process.loop import Running
+from workers.stage_clock import StageClock
 
 log = logging.getLogger(__name__)
 
-_POLL_INTERVAL_S = 0.5
 _LATE_S = 30.0
 """Minimum pause that counts as a suspension of the process; an unresponsive broker does not delay a turn that long."""
-_NOT_HELD = (StopReason.CANCELLED, StopReason.LOST)
-_CHECK_INTERVAL_S = 0.5
-"""Seconds between checks for lost claims, because a canceller may not reach the broker to notify."""
+_PERIOD_S = 0.5
+"""Seconds between rounds. Each looks for lost claims, because a canceller may not reach the broker to notify."""
 _SOON_S = 0.1
 """Seconds between checks of an unanswered renewal, and minimum time between reads triggered by notifications."""
+
+
+class StopReason(StrEnum):
+    """The reason why work on a claim was stopped from outside. `UnfinishedStage.stopped` handles each."""
+
+    CANCELLED = "cancelled"
+    """Its rollout was cancelled."""
+    LOST = "lost"
+    """The claim was taken away, or has come back to this process as another attempt."""
+    DRAINED = "drained"
+    """Its node or its worker shuts down in good order."""
+    OVERDUE = "overdue"
+    """It exceeded the time limit of its stage."""
+    STALLED = "stalled"
+    """The process is about to end because other work blocks it."""
+    HUNG = "hung"
+    """The process is about to end because it hangs, possibly through this work."""
+
+
+_NOT_HELD = (StopReason.CANCELLED, StopReason.LOST)
+_PROCESS_ENDS = (StopReason.STALLED, StopReason.HUNG)
+
+
+@dataclass(slots=True)
+class ClaimedWork:
+    """A claim and its work, which is stopped for a `reason`, or because it takes longer than `limit_s` by its clock.
+
+    Seconds counted by `excused_s` do not count against the limit either.
+    """
+
+    claim: Claim
+    reason: StopReason | None = None
+    limit_s: float = math.inf
+    excused_s: Callable[[], float] = field(default=lambda: 0.0)
+    clock: StageClock = field(default_factory=StageClock)
+    _work: Running[Any] | None = None
+    _began_at: float = 0.0
+    _stopped_at: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def working(self, work: Running[Any]) -> None:
+        """Record the running work. It is stopped immediately if a stop was requested before."""
+        with self._lock:
+            self._work, self._began_at = work, time.monotonic()
+            if self.reason is not None:
+                self._end()
+
+    def stop(self, reason: StopReason) -> None:
+        """Stop the work, unless it was stopped or has ended. If it has ended, its result must still be written."""
+        with self._lock:
+            if self.reason is not None or (self._work is not None and self._work.future.done()):
+                return
+            log.info("Rollout %s: stopping stage %s (%s)", self.claim.rollout_id, self.claim.stage, reason)
+            self.reason = reason
+            if self._work is not None:
+                self._end()
+
+    def abandon(self) -> None:
+        """Stop waiting for the end of work that was stopped."""
+        with self._lock:
+            if self._work is not None:
+                self._work.abandon(asyncio.CancelledError())
+
+    def _end(self) -> None:
+        assert self._work is not None
+        self._stopped_at = time.monotonic()
+        if self.reason in _PROCESS_ENDS:
+            self._work.abandon(asyncio.CancelledError())
+        else:
+            self._work.cancel()
+
+    @property
+    def is_overdue(self) -> bool:
+        return (
+            self._work is not None
+            and not self._work.future.done()
+            and time.monotonic() - self._began_at > self.limit_s + self.excused_s() + self.clock.stopped_s
+        )
+
+    def extend_deadline(self, time_s: float) -> None:
+        """Shift its start and stop times by `time_s`."""
+        with self._lock:
+            self._began_at += time_s
+            self._stopped_at += time_s if self._stopped_at else 0.0
+
+    def is_unresponsive(self, patience_s: float) -> bool:
+        """Return whether the work is still running `patience_s` after it was stopped."""
+        return (
+            self._work is not None
+            and not self._work.future.done()
+            and bool(self._stopped_at)
+            and time.monotonic() - self._stopped_at > patience_s
+        )
+
+    @property
+    def is_leaked(self) -> bool:
+        """True if no thread waits for the work any longer, but it has not ended."""
+        return self._work is not None and self._work.future.done() and not self._work.ended
 
 
 class Leases:
@@ -114,7 +216,7 @@ class Leases:
                 except Exception:
                     # whatever the error, without this thread every claim of the process would be lost
                     log.exception("Lease renewal failed; retrying")
-                    self._closed.wait(_POLL_INTERVAL_S)
+                    self._closed.wait(_PERIOD_S)
         finally:
             listener.close()
 
@@ -130,11 +232,11 @@ class Leases:
     def _pause_s(self) -> float:
         if self._renewing is not None:
             return _SOON_S
-        return max(0.0, min(_POLL_INTERVAL_S, self._lease_s / 12, self._look_at - time.monotonic()))
+        return max(0.0, min(_PERIOD_S, self._lease_s / 12, self._look_at - time.monotonic()))
 
     def _extend_deadlines(self) -> None:
         """Extend deadlines by the time in which this process was suspended."""
-        late_s = time.monotonic() - self._turned_at - _POLL_INTERVAL_S
+        late_s = time.monotonic() - self._turned_at - _PERIOD_S
         self._turned_at = time.monotonic()
         if late_s > _LATE_S:
             for held in self.all_held().values():
@@ -180,7 +282,7 @@ class Leases:
         now = time.monotonic()
         if self._renewing is not None or now < self._look_at:
             return
-        self._looked_at, self._look_at = now, now + _CHECK_INTERVAL_S
+        self._looked_at, self._look_at = now, now + _PERIOD_S
         held = self.all_held()
         if not held:
             return

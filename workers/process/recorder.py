@@ -1,4 +1,4 @@
-"""Records of one running attempt in the store: its model calls and its artefacts."""
+"""Records of one running attempt in the store: its model calls, its artefacts, and the layer that its policy left."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from farm.records.submission import KeptLayer
 from farm.records.trajectory import ModelCall
 from farm.store import trajectories
 from farm.store.blobs import artefacts
@@ -23,6 +24,10 @@ from workers.plugins.interfaces import Artefact, Keep, Record
 _NAME_CHARS = 80
 _STORE_S = 5.0
 """Seconds that a stage waits for an unresponsive store."""
+
+_LAYER = "layer.tar"
+"""Cannot collide with a tool's artefact, whose name begins with the number of a turn."""
+_TAR = "application/x-tar"
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -103,3 +108,21 @@ class AttemptRecorder:
         name = next(name for more in tries if (name := f"{index}-{path.stem}{more}{path.suffix}") not in self._names)
         self._names.add(name)
         return name
+
+
+class AttemptLayers:
+    """See `workers.stages.left_layer.LayerStore`; for one claim."""
+
+    def __init__(self, store: Store, claim: Claim, layer_mb: float) -> None:
+        self._store = store
+        self._claim = claim
+        self.max_bytes = int(layer_mb * 1_000_000)
+
+    async def save(self, data: bytes, n_bytes: int) -> None:
+        work = partial(artefacts.keep, held=self._claim, name=_LAYER, media_type=_TAR, n_bytes=n_bytes, data=data)
+        # if the claim is gone, nothing of this attempt counts
+        await asyncio.wrap_future(self._store.submit(work))
+
+    async def load(self, layer: KeptLayer) -> bytes:
+        read = partial(artefacts.packed_contents, rollout_id=self._claim.rollout_id, attempt=layer.attempt, name=_LAYER)
+        return await asyncio.to_thread(self._store.read, read)

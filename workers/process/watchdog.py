@@ -25,8 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from workers.plugins.plugin_faults import described, is_exhausted
-from workers.process.claimed_work import StopReason
-from workers.process.lease_renewal import Leases
+from workers.process.lease_renewal import Leases, StopReason
 from workers.process.loop import Loop, Running
 from workers.process.supervision import EXHAUSTED
 

@@ -38,12 +38,11 @@ from workers.policy.routing.load import SharedLoads
 from workers.policy.routing.pool import DedicatedEngines, EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.process.engine_registry import EngineRegistry
-from workers.process.layer_store import AttemptLayers
 from workers.process.lease_renewal import Leases
 from workers.process.lender import Lender
 from workers.process.loop import Loop
 from workers.process.node_breaker import NodeBreaker
-from workers.process.recorder import AttemptRecorder
+from workers.process.recorder import AttemptLayers, AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.sandboxes.processes.fork_client import close_fork_client

@@ -19,8 +19,7 @@ from farm.settings import settings
 from workers import logs
 from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.supervision import EXHAUSTED, HAND_BACK, ready_file
-from workers.queue.events import BatchedEvents
-from workers.queue.shutdown_signals import ShutdownSignals
+from workers.queue.worker_steps import BatchedEvents, ShutdownSignals
 
 log = logging.getLogger(__name__)
 

@@ -34,12 +34,10 @@ from workers.plugins.interfaces import Submission
 from workers.plugins.plugin_faults import plugin_call
 from workers.process.supervision import note_without_sandbox
 from workers.queue.app import app
-from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, claimed_stage
-from workers.queue.unfinished_stage import StageFailed
+from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, StageFailed, claimed_stage
 from workers.sandboxes.lifecycle import layers
 from workers.stages import stage_functions
-from workers.stages.call_scores import rewards_of_rows, with_calls
-from workers.stages.stage_functions import RunResult
+from workers.stages.stage_functions import RunResult, rewards_of_rows, with_calls
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,6 @@
-"""Sandboxes in addition to the policy's: for evaluators, and for handlers that compare the two."""
+"""Sandboxes in addition to the policy's, for evaluators and for handlers that compare the two; and scoring in the
+policy's own, while it runs.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,10 @@ from workers.plugins.handler import NothingLeft, RestoredFiles
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Submission
 from workers.plugins.plugin_faults import described, is_cancellation
 from workers.sandboxes.sandbox import NodeSandbox
-from workers.sandboxes.service_relay import relayed
+from workers.sandboxes.service_relay import relayed, services
 from workers.stages.left_layer import LayerStore, NoLayerStore, copied_layer, open_layer
 from workers.stages.node_shortage import NodeHealth
-from workers.stages.stage_boundary import boundary
-from workers.stages.stage_job import Problem, SandboxSource, StageJob, sandbox_source
+from workers.stages.stage_job import Problem, SandboxSource, StageJob, boundary, sandbox_source
 
 log = logging.getLogger(__name__)
 
@@ -96,3 +97,23 @@ async def stop_sandbox(sandbox: Sandbox) -> None:
 def restored_files(problem: Problem) -> RestoredFiles | None:
     """Return the files of the policy's layer that are restored from the image; None for none."""
     return problem.ask("restored()", lambda handler: handler.restored())
+
+
+async def services_of(problem: Problem, sandbox: Sandbox | None) -> list[str]:
+    """Return the sandbox's listening services, if the instance's tests may use them."""
+    if not isinstance(sandbox, NodeSandbox) or not problem.ask("tests_services()", lambda each: each.tests_services()):
+        return []
+    return [" ".join(map(str, address)) for address in await services(sandbox)]
+
+
+@asynccontextmanager
+async def with_copied_layer(
+    problem: Problem, sandbox: Sandbox, submission: Submission, restored: RestoredFiles | None
+) -> AsyncIterator[Submission]:
+    """Yield the submission with a copy of the sandbox's current layer, if the handler keeps layers."""
+    source = sandbox_source(problem.job, problem.spec(), Stage.EVAL) if problem.handler.keeps_layer else None
+    if source is None:
+        yield submission
+        return
+    async with copied_layer(problem.job, source, sandbox, restored) as layer:
+        yield submission.model_copy(update={"layer": layer})

@@ -17,8 +17,8 @@ from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, S
 from farm.plugins import follows
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
-from farm.records.submission import EarlyScore
-from farm.records.trajectory import Message, ModelCall
+from farm.records.submission import EarlyScore, RowRewards, row_rewards, submitted_calls
+from farm.records.trajectory import Message, ModelCall, Segment
 from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
 from workers.evaluators.answer import verified
@@ -43,24 +43,29 @@ from workers.plugins.plugin_faults import described, is_cancellation, plugin_cal
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
 from workers.stage_clock import off_clock
-from workers.stages.collecting import Collect, collected
-from workers.stages.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
+from workers.stages.fresh_sandboxes import (
+    fresh_sandboxes,
+    opened,
+    restored_files,
+    services_of,
+    stop_sandbox,
+    with_copied_layer,
+)
+from workers.stages.handler_calls import Collect, TaskSteps, collected
 from workers.stages.left_layer import LayerStore, NoLayerStore, keep_layer
 from workers.stages.node_shortage import NodeHealth, healthy_node
 from workers.stages.redaction import Redactor
 from workers.stages.role_calls import RoleCalls
 from workers.stages.run_clock import ended, in_time, limit_s
-from workers.stages.running_sandbox import services_of, with_copied_layer
-from workers.stages.stage_boundary import boundary
 from workers.stages.stage_job import (
     Problem,
     ResolvedJob,
     SandboxSource,
     StageJob,
+    boundary,
     resolve,
     sandbox_source,
 )
-from workers.stages.task_steps import TaskSteps
 
 log = logging.getLogger(__name__)
 
@@ -362,3 +367,21 @@ async def _close(tools: Mapping[str, Tool]) -> None:
             if is_cancellation(error):
                 raise
             log.warning("Tool %s did not close: %s", name, described(error))
+
+
+def with_calls(
+    problem: Problem, submission: Submission, calls: Sequence[ModelCall], rows: Sequence[Segment]
+) -> Submission:
+    """Return the submission, with the model calls if its evaluator wants them."""
+    if not problem.handler.scores_calls:
+        return submission
+    return submission.model_copy(update={"calls": submitted_calls(calls, rows)})
+
+
+def rewards_of_rows(rollout_id: str, submission: Submission, score: Score, evaluator: str) -> RowRewards | None:
+    """Return the rewards of single rows and turns, None if there are none. Raises EvaluatorError for unknown rows."""
+    try:
+        return row_rewards(submission.calls, score.call_rewards, score.row_rewards)
+    except ValueError as error:
+        why = "" if submission.calls else ": evaluators see the calls of handlers with scores_calls = True"
+        raise EvaluatorError(f"{rollout_id}: evaluator {evaluator} rewards an unknown row: {error}{why}") from None

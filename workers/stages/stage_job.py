@@ -1,14 +1,15 @@
-"""One rollout and the plug-ins that its stages use: resolved by name once, then passed on."""
+"""One rollout and the plug-ins that its stages use: resolved by name once, passed on, and called within a boundary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from farm.errors import AgentError, AgentMissing, FarmError, HandlerError, NotFound
+from farm.errors import AgentError, AgentMissing, FarmError, HandlerError, NotFound, RolloutError
 from farm.ids import sandbox_id
 from farm.records.request import (
     BatchSettings,
@@ -21,10 +22,11 @@ from farm.records.task_needs import TaskNeeds, unsupported
 from workers.plugins import plugin_values, registry
 from workers.plugins.handler import Handler, TaskContext
 from workers.plugins.interfaces import Agent, ChatModel, Evaluator, SandboxProvider
-from workers.plugins.plugin_faults import plugin_call
+from workers.plugins.plugin_faults import described, plugin_call
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.sandboxes.images.content_store import digest
+from workers.stage_clock import deadline
 from workers.stages.task_archives import archive_folder
 
 T = TypeVar("T")
@@ -194,3 +196,17 @@ def _permitted(job: StageJob, spec: SandboxSpec, phase: Stage | None) -> Sandbox
     if phase is None or spec.network:
         return spec
     return spec.model_copy(update={"network": phase.value in spec.network_in, "network_in": ()})
+
+
+@asynccontextmanager
+async def boundary(
+    job: StageJob, what: str, error_type: type[RolloutError], limit_s: float | None = None
+) -> AsyncIterator[None]:
+    """Call a plug-in as in `plugin_call`, within `limit_s` seconds by the stage's clock."""
+    with plugin_call(job.rollout_id, what, error_type):
+        try:
+            async with deadline(limit_s):
+                yield
+        except TimeoutError as error:
+            limit = f" took longer than {limit_s:g} s" if limit_s is not None else f" timed out: {described(error)}"
+            raise error_type(f"{job.rollout_id}: {what}{limit}") from error

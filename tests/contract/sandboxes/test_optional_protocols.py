@@ -14,8 +14,7 @@ from farm.settings import settings
 from tests.conftest import absent
 from tests.services.farms import until
 from workers.plugins.interfaces import Sandbox, SandboxProvider
-from workers.process.warm_pool_demand import WarmPoolDemand
-from workers.process.warm_pool_filler import WarmPoolFiller
+from workers.process.warm_pool_filler import WarmPoolDemand, WarmPoolFiller
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.launch_plan import LaunchPlan, attach, prepare
 from workers.sandboxes.lifecycle import layers, warm_pool

@@ -20,8 +20,7 @@ from tests.contract.sandboxes.warm_pool_providers import StockedNamespace, Stock
 from tests.services.farms import until
 from workers.conformance.bench import PromiseBench, chosen
 from workers.conformance.trial import NotTried, Promise
-from workers.process.warm_pool_demand import WarmPoolDemand
-from workers.process.warm_pool_filler import WarmPoolFiller
+from workers.process.warm_pool_filler import WarmPoolDemand, WarmPoolFiller
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import warm_pool
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_all

@@ -33,8 +33,7 @@ from tests.integration.stores.test_recorder import sampled
 from tests.services.farms import until
 from tests.services.servers.postgres_cut import PostgresProxy, between
 from tests.services.servers.redis import redis_client
-from workers.process.claimed_work import ClaimedWork, StopReason
-from workers.process.lease_renewal import Leases
+from workers.process.lease_renewal import ClaimedWork, Leases, StopReason
 from workers.process.loop import Loop
 from workers.process.recorder import AttemptRecorder
 

@@ -19,8 +19,7 @@ from farm.errors import (
 from tests.services.model_calls import model_call
 from workers.plugins import plugin_faults, plugin_values
 from workers.plugins.plugin_faults import described, fault_of, is_exhausted
-from workers.stages.stage_boundary import boundary
-from workers.stages.stage_job import StageJob
+from workers.stages.stage_job import StageJob, boundary
 
 JOB = StageJob("b.0.0", 1, 0, "chat", {})
 

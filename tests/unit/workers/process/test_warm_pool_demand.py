@@ -14,7 +14,7 @@ from farm.records.rollout import Stage
 from farm.store import batches, nodes, placement
 from farm.store.database import Store
 from farm.store.placement import StageMessage, UpcomingStart
-from workers.process.warm_pool_demand import UpcomingStarts
+from workers.process.warm_pool_filler import UpcomingStarts
 
 
 class Clock:

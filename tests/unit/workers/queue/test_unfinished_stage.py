@@ -17,10 +17,10 @@ from farm.store.database import Store
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store import NODE, announce, claimed, new_batch, place
 from workers.plugins.plugin_faults import plugin_call
-from workers.process.claimed_work import StopReason
+from workers.process.lease_renewal import StopReason
 from workers.process.node_breaker import NodeBreaker
 from workers.process.watchdog import Hang
-from workers.queue.unfinished_stage import StageFailed, UnfinishedStage
+from workers.queue.claimed_stage import StageFailed, UnfinishedStage
 
 
 def begun(store: Store) -> Claim:

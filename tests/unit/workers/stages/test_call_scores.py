@@ -10,7 +10,7 @@ import pytest
 from farm.errors import EvaluatorError
 from workers.plugins import plugin_values
 from workers.plugins.interfaces import Score, Submission
-from workers.stages.call_scores import rewards_of_rows
+from workers.stages.stage_functions import rewards_of_rows
 
 
 @pytest.mark.parametrize(

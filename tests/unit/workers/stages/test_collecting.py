@@ -12,7 +12,7 @@ from farm.errors import HandlerError, SandboxError, ToolError
 from tests.services.virtual_time import run
 from workers.plugins.interfaces import Sandbox, Submission
 from workers.stage_clock import StageClock
-from workers.stages.collecting import Collect, collected
+from workers.stages.handler_calls import Collect, collected
 from workers.testing import FakeSandbox
 
 LIMIT_S = 60.0

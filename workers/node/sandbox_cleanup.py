@@ -1,4 +1,4 @@
-"""Ends the sandboxes of cancelled rollouts on one node, all at once.
+"""Ends the sandboxes of a node that nothing needs: those of cancelled rollouts soon, all others by a sweep.
 
 The worker that runs a rollout also ends its sandbox, but may be busy or hang. A rollout that waits for an agent, or was
 just requeued, has no worker: its sandbox and memory would stay until the node's sweep, for seconds.
@@ -11,18 +11,20 @@ import threading
 from collections.abc import Sequence
 
 from farm.errors import StoreUnavailable
-from farm.ids import eval_sandbox_id, rollout_of_sandbox, sandbox_id
+from farm.ids import eval_sandbox_id, prepare_sandbox_id, rollout_of_sandbox, sandbox_id
 from farm.notifications import CANCELLED, Signals
-from farm.store import placement
+from farm.store import borrowed_sandboxes, placement
 from farm.store.database import Store
+from workers.sandboxes.lifecycle.reaper import sweep, sweep_dead_nodes
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, terminate_all
 
 log = logging.getLogger(__name__)
 
-_CHECK_INTERVAL_S = 0.5
-"""Seconds between reads of the store without notifications."""
-_PACE_S = 0.05
+_POLL_S = 0.5
+"""Seconds between reads of the store without notifications of cancellations."""
+_COLLECT_S = 0.05
 """Seconds in which cancellations are collected, to be looked up together."""
+_PERIOD_S = 5.0
 
 
 class CancelledSandboxReaper:
@@ -38,8 +40,8 @@ class CancelledSandboxReaper:
         """Look for such sandboxes; while the database is unavailable, try again."""
         listener = self._signals.listen(CANCELLED)
         try:
-            while not self._stopped.wait(_PACE_S):
-                listener.wait(_CHECK_INTERVAL_S)
+            while not self._stopped.wait(_COLLECT_S):
+                listener.wait(_POLL_S)
                 try:
                     _end(self._found())
                 except StoreUnavailable:
@@ -79,3 +81,42 @@ def _end(names: Sequence[str]) -> None:
     if records:
         terminate_all(records)
         log.info("Ended %d sandboxes of cancelled or requeued rollouts: %s", len(records), ", ".join(names[:5]))
+
+
+class SandboxSweeper:
+    """Removes the sandboxes that no rollout needs and no client borrows.
+
+    Call `run` in a separate thread, until `stop`: it waits for sandboxes in an uninterruptible sleep.
+    """
+
+    def __init__(self, store: Store, node: str) -> None:
+        self._store = store
+        self._node = node
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sweep repeatedly; while the database is unavailable, nothing is removed."""
+        while not self._stopped.wait(_PERIOD_S):
+            try:
+                self.sweep()
+            except StoreUnavailable:
+                continue
+            except Exception:
+                log.exception("Sandbox sweep failed; retrying")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def sweep(self) -> None:
+        """Remove the sandboxes of rollouts that are not on this node any more. Raises StoreUnavailable."""
+        removed = sweep(self._needed)
+        if dead := sweep_dead_nodes():
+            log.warning("Removed leftovers of killed nodes: %s", ", ".join(dead))
+        if removed:
+            log.warning("Removed %d unused sandboxes: %s", len(removed), ", ".join(sorted(removed)[:5]))
+
+    def _needed(self) -> set[str]:
+        live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._node))
+        lent = self._store.read(lambda connection: borrowed_sandboxes.ids_of_node(connection, self._node))
+        names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
+        return {*lent, *names, *map(eval_sandbox_id, names), *map(prepare_sandbox_id, names)}
