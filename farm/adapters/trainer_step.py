@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from farm.client.farm import Farm
 from farm.client.request_checks import invalid
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 from farm.errors import FarmError, InvalidRequest, NotFound
 from farm.records.engine import PauseMode
 from farm.records.engine_state import ACTIVE, RUN_MODEL, EngineState, StoredEngine, serves

@@ -23,12 +23,12 @@ from urllib.parse import urlsplit
 import redis
 from sqlalchemy import select
 
-from farm.address import ADDRESS_FILE, address_of
 from farm.cli.readiness import NOT_PROBED, CheckResult, engine_trouble, takes_rollouts, unready_reason
 from farm.configuration.secret_values import shown_host
 from farm.configuration.service_urls import sqlite_path
 from farm.embedded.own_redis import redis_server
 from farm.errors import FarmError
+from farm.home import ADDRESS_FILE, address_of
 from farm.notifications import redis_client, redis_refusal
 from farm.plugins import installed, load
 from farm.records.node import BROKEN

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from farm.cli.console import connected, console, on_farm, plain_errors, url_option
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 
 if TYPE_CHECKING:
     from farm.client.farm import Farm

@@ -56,7 +56,7 @@ def doctor(
         raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL accept further options")
     if adapter is not None:
         _check_adapter(adapter)
-    from farm.address import api_url
+    from farm.home import api_url
     from farm.settings import settings
 
     if (of_api := api_url(url, settings())) is not None:
@@ -144,7 +144,7 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
     With --port they are served to clients that send the farm's key as a bearer token: FARM_API_KEY, else the one in
     FARM_HOME.
     """
-    from farm.address import api_url
+    from farm.home import api_url
     from farm.settings import settings
 
     if (of_api := api_url(url, settings())) is not None:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from farm.cli.console import connected, plain_errors, url_option
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 from farm.errors import InvalidRequest, UnknownHandler
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

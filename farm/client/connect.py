@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.address import WAIT_TIMEOUT_S, api_url
 from farm.extras import check_extra
-from farm.home import known_key
+from farm.home import WAIT_TIMEOUT_S, api_url, known_key
 from farm.settings import settings
 
 if TYPE_CHECKING:

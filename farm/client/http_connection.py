@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from farm.address import WAIT_TIMEOUT_S
 from farm.client import serialization
 from farm.client.http_errors import error_of
 from farm.errors import FarmError, FarmUnreachable, InvalidRequest, StoreUnavailable
+from farm.home import WAIT_TIMEOUT_S
 from farm.settings import settings
 
 T = TypeVar("T")

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from farm.address import WAIT_TIMEOUT_S, address_of
 from farm.callers import ApiKey, LoggedOrder, current_caller, sorted_scopes
 from farm.client import request_checks as checks
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
@@ -33,8 +32,9 @@ from farm.client.verb_groups import (
     Runs,
 )
 from farm.client.weight_update import WeightUpdateOrders
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 from farm.errors import FarmUnreachable, InvalidRequest, NotFound, StoreWentBack
+from farm.home import WAIT_TIMEOUT_S, address_of
 from farm.ids import RolloutRef, new_batch_id
 from farm.notifications import ACKNOWLEDGED, ENDED, Listener, Signals
 from farm.records.engine_state import EngineState, EngineUse, Paused, StoredEngine, is_reserved, troubles

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from farm.address import WAIT_TIMEOUT_S
 from farm.callers import ApiKey, LoggedOrder
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
@@ -20,6 +19,7 @@ from farm.client.request_checks import checked, checked_request
 from farm.client.sandboxes.borrower import Borrower
 from farm.client.verb_groups import AccessControl, AnnotationLog, ArchiveState, NewKey, Runs
 from farm.client.weight_update import WeightUpdateOrders
+from farm.home import WAIT_TIMEOUT_S
 from farm.ids import RolloutRef
 from farm.records.engine_state import EngineState, Paused, StoredEngine
 from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest

@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from farm.address import ADDRESS_FILE
 from farm.configuration.config_file import pinned
 from farm.embedded.child_process import ChildProcess
 from farm.embedded.farm_processes import FarmProcesses, StartedFarm, last_lines
 from farm.embedded.node_folder import locked, own_folder
 from farm.embedded.own_redis import start_redis
 from farm.errors import ServiceError
-from farm.home import own_file, own_home, own_key, write_own
+from farm.home import ADDRESS_FILE, own_file, own_home, own_key, write_own
 from farm.scheduler.broker import check_broker
 from farm.settings import DATABASE_FILE, Settings
 from farm.store import migrations, nodes

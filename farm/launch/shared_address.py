@@ -18,9 +18,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from farm.address import ADDRESS_FILE
 from farm.configuration.config_file import pinned
-from farm.home import write_own, written_once
+from farm.home import ADDRESS_FILE, write_own, written_once
 
 _POLL_S = 0.5
 

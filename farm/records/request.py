@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from farm.engine_urls import normal_url, sound_key
+from farm.configuration.service_urls import normal_url, sound_key
 from farm.errors import InvalidRequest
 from farm.records.request_values import Count as Count
 from farm.records.request_values import Json, Name, Request, Seconds, Webhook, plain

@@ -32,8 +32,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from farm.address import WAIT_TIMEOUT_S
 from farm.errors import InvalidRequest
+from farm.home import WAIT_TIMEOUT_S
 from farm.store.locks import lock_batches
 from farm.store.sql.database_errors import Outage, refusal, retryable_failure, unavailable, waited_for_lock
 from farm.store.sql.database_sessions import LOCK_WAIT_S, begin_write, engine_of, lock_wait_s, open_transactions

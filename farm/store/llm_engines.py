@@ -16,7 +16,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, func, insert, select, update
 
 from farm.callers import Caller, Scope
-from farm.engine_urls import normal_url, sound_key
+from farm.configuration.service_urls import normal_url, sound_key
 from farm.errors import Forbidden
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, EngineUse, Paused, StoredEngine, is_reserved

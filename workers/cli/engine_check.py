@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from farm.engine_urls import normal_url, sound_key
+from farm.configuration.service_urls import normal_url, sound_key
 from farm.errors import FarmError
 from farm.records.engine import EngineInfo
 from workers.policy import tool_calls

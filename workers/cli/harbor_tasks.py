@@ -19,9 +19,8 @@ from farm.errors import FarmError
 from farm.records.request import Limits
 from farm.settings import choose, settings
 from farm.tasks.harbor_folder import task_paths
-from workers.cli.attack_reports import AttackReport
 from workers.cli.images import ago
-from workers.cli.task_attacks import AttackOptions, attacked, targets_of
+from workers.cli.task_attacks import AttackOptions, AttackReport, attacked, targets_of
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked
 
 _TOOL_S = 3600.0

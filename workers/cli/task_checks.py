@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 import farm
 import workers
 from farm.errors import FarmError
@@ -27,9 +29,7 @@ from farm.settings import settings
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE, needs_of
 from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text, kept_in
-from workers.cli.acting_policy import ActingPolicy, SolutionPolicy
-from workers.cli.attack_reports import now
-from workers.cli.local_rollout import local_archive, repeated, score_job
+from workers.cli.local_rollout import ActingPolicy, SolutionPolicy, local_archive, now, repeated, score_job
 from workers.handlers.harbor.sandbox_specs import verifier_sandbox
 from workers.plugins.interfaces import ExecResult, Score
 from workers.sandboxes.images.content_store import digest
@@ -76,25 +76,6 @@ def _code() -> str:
     files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in (".py", ".sh")]
     stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return digest(version(_DISTRIBUTION), stamps)
-
-
-def has_kept(archive: str) -> bool:
-    """Return whether a check of a task is stored, under any key."""
-    return any(kept_in(CHECKS).glob(f"{archive}.*.json"))
-
-
-def kept_check(archive: str, key: str) -> Mapping[str, Any] | None:
-    """Return the fields of a task's stored check; None if there is no readable one."""
-    try:
-        fields = json.loads((kept_in(CHECKS) / f"{archive}.{key}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return fields if isinstance(fields, dict) else None
-
-
-def keep_check(archive: str, key: str, fields: Mapping[str, Any]) -> None:
-    """Store the fields of a check, as JSON, readable only for the owner of FARM_HOME. Raises NotAllowed, OSError."""
-    keep_text(CHECKS, f"{archive}.{key}.json", json.dumps(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +141,9 @@ class TaskCheck:
         return not self.problem and self.solved is not None and self.solved >= 1.0 and (self.untouched or 0.0) <= 0.0
 
 
+_stored = TypeAdapter(TaskCheck)
+
+
 @dataclass(frozen=True, slots=True)
 class SolutionRun:
     """The score of a task with its own solution, and the output of the solution's scripts, one per step."""
@@ -198,7 +182,8 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
             archive = (await job_of(task, options)).archive
-            if not options.again and has_kept(archive) and (known := await _known(task, options)):
+            stored = any(kept_in(CHECKS).glob(f"{archive}.*.json"))
+            if not options.again and stored and (known := await _known(task, options)):
                 return known
             untouched = await repeated(partial(score_of, task, options))
             solution = await repeated(partial(solve, task, options))
@@ -219,20 +204,16 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
 async def _known(task: TaskFolder, options: CheckOptions) -> TaskCheck | None:
     """Return the stored result of a task if nothing that affects it has changed, its evidence included."""
     archive, key = await repeated(partial(_key, task, options))
-    fields = await asyncio.to_thread(kept_check, archive, key)
-    if fields is None:
-        return None
     try:
-        evidence = TaskEvidence(tuple(fields["evidence"]["footprint"]), fields["evidence"]["safe_path"])
-        result = TaskCheck(**{**fields, "evidence": evidence, "known": True})
-    except (TypeError, KeyError):
+        result = _stored.validate_json((kept_in(CHECKS) / f"{archive}.{key}.json").read_bytes())
+    except (OSError, ValidationError):
         return None
-    return result if evidence == evidence_of(archive) else None
+    return replace(result, known=True) if result.evidence == evidence_of(archive) else None
 
 
 async def _keep(task: TaskFolder, options: CheckOptions, result: TaskCheck) -> None:
     archive, key = await repeated(partial(_key, task, options))
-    await asyncio.to_thread(keep_check, archive, key, asdict(result))
+    await asyncio.to_thread(keep_text, CHECKS, f"{archive}.{key}.json", json.dumps(asdict(result)))
 
 
 async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:

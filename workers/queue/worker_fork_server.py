@@ -5,6 +5,8 @@ both. The supervisor has threads by then and must not fork, so the server is a s
 
 A request is a JSON message on the socket FD, and so is its answer: `{"start": …}` gives `{"pid": …}`, and
 `{"ended": PID}` gives `{"code": …}`, null while it runs. The server ends with its supervisor, and its workers with it.
+
+A worker is Celery's worker without Celery's command line, which also loads Flower and a shell.
 """
 
 from __future__ import annotations
@@ -19,16 +21,42 @@ from contextlib import suppress
 from types import FrameType
 
 import numpy as np
+from celery.concurrency.thread import TaskPool
 
 from farm.embedded.child_process import die_with_parent
+from farm.records.rollout import Stage
+from farm.scheduler.broker import queue_name
 from farm.settings import settings
-from farm.startup import end_process
+from farm.startup import end_process, limit_full_collections
 from workers.process.supervision import WorkerStart, exit_status
-from workers.queue.worker_process import run_worker
+from workers.queue import message_filter, tasks  # noqa: F401 - the app names them, and would load them later
+from workers.queue.app import app
 from workers.sandboxes.isolation.linux import show_as
 
 _MAX_BYTES = 1_000_000
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run_worker(name: str, slots: int) -> int:
+    """Serve the queue of this process's pool until its supervisor ends it; return the exit status.
+
+    `name` is STAGE@NODE, which Celery shows, and `slots` the number of concurrent stages.
+    """
+    worker = app.Worker(
+        # Celery would expand percent signs
+        hostname=name.replace("%", "%%"),
+        queues=[queue_name(Stage(settings().pool), settings().node)],
+        concurrency=slots,
+        pool_cls=TaskPool,
+        loglevel="WARNING",
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+        quiet=True,
+    )
+    limit_full_collections()
+    worker.start()
+    return int(worker.exitcode or 0)
 
 
 def serve(control: socket.socket) -> None:

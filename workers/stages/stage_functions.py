@@ -1,24 +1,26 @@
 """The three stages as async functions of plain values, without Celery or SQL: they can be called in a REPL.
 
-The return values of plug-ins are validated by `workers/plugins/plugin_values.py` before they leave a stage.
+The return values of plug-ins are validated by `workers/plugins/plugin_values.py` before they leave a stage. Calls of
+roles' LLMs are kept as one artefact, separate from the policy's calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, SandboxError
 from farm.plugins import follows
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.submission import EarlyScore, RowRewards, row_rewards, submitted_calls
-from farm.records.trajectory import Message, ModelCall, Segment
+from farm.records.trajectory import Completion, Message, ModelCall, Segment
 from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
 from workers.evaluators.answer import verified
@@ -28,6 +30,7 @@ from workers.plugins.interfaces import (
     NO_MODELS,
     AgentContext,
     AgentResult,
+    Artefact,
     ChatModel,
     Evaluator,
     Keep,
@@ -55,7 +58,6 @@ from workers.stages.handler_calls import Collect, TaskSteps, collected
 from workers.stages.left_layer import LayerStore, NoLayerStore, keep_layer
 from workers.stages.node_shortage import NodeHealth, healthy_node
 from workers.stages.redaction import Redactor
-from workers.stages.role_calls import RoleCalls
 from workers.stages.run_clock import ended, in_time, limit_s
 from workers.stages.stage_job import (
     Problem,
@@ -385,3 +387,61 @@ def rewards_of_rows(rollout_id: str, submission: Submission, score: Score, evalu
     except ValueError as error:
         why = "" if submission.calls else ": evaluators see the calls of handlers with scores_calls = True"
         raise EvaluatorError(f"{rollout_id}: evaluator {evaluator} rewards an unknown row: {error}{why}") from None
+
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
+
+
+class RoleCalls:
+    """The calls of roles' LLMs during one rollout, in the order of their answers: one JSON object each."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def of(self, models: Mapping[str, ChatModel]) -> Mapping[str, ChatModel]:
+        """Return the models, wrapped so that each call is recorded here."""
+        return {role: _RecordedModel(role, model, self.lines) for role, model in models.items()}
+
+    def artefact(self) -> Artefact:
+        """Return the calls as JSON lines."""
+        return Artefact("role-calls.jsonl", "application/jsonl", "".join(self.lines).encode())
+
+
+class _RecordedModel:
+    """A model that records its calls."""
+
+    def __init__(self, role: str, model: ChatModel, lines: list[str]) -> None:
+        self._role = role
+        self._model = model
+        self._lines = lines
+
+    @property
+    def model(self) -> str:
+        return self._model.model
+
+    @property
+    def blocked(self) -> str:
+        return self._model.blocked
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        reply = await self._model.complete(messages, sampling)
+        self._keep(messages, sampling, reply)
+        return reply
+
+    async def answer(
+        self, messages: Sequence[Message], tools: Sequence[ChatCompletionToolParam], sampling: SamplingParams
+    ) -> Completion:
+        completion = await self._model.answer(messages, tools, sampling)
+        self._keep(messages, sampling, completion.response)
+        return completion
+
+    def _keep(self, messages: Sequence[Message], sampling: SamplingParams, reply: str | Message) -> None:
+        call = {
+            "role": self._role,
+            "model": self.model,
+            "messages": list(messages),
+            "sampling": sampling.model_dump(mode="json", exclude_defaults=True),
+            "reply": reply,
+        }
+        self._lines.append(json.dumps(call) + "\n")

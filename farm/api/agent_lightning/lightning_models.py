@@ -14,7 +14,7 @@ from pydantic import Field
 
 from farm.api.protocols import KeptState
 from farm.client.local import LocalFarm
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 from farm.errors import FarmUnreachable, InvalidRequest, NotFound, ServiceError
 from farm.records.request_values import Json, Name, Request, Seconds
 

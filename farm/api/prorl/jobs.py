@@ -32,7 +32,7 @@ from farm.api.prorl.job_results import result_of
 from farm.api.protocols import KeptState, content_hash
 from farm.client.local import LocalFarm
 from farm.client.verb_groups import Runs
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 from farm.errors import FarmError, InvalidRequest, NotAllowed, NotFound, ServiceError
 from farm.ids import rollout_id
 from farm.records.rollout import Stage, State

@@ -46,9 +46,9 @@ def export(
     log-probabilities, versions) and scores. `datasets.load_dataset` reads a folder of the format hf. OUTPUT appears
     when it is complete. The API's page offers the same for one batch.
     """
-    from farm.address import is_http
     from farm.client.exports.rollout_export import all_batches, exported
     from farm.client.local import LocalFarm
+    from farm.home import is_http
 
     if is_http(url):
         raise InvalidRequest("an API exports on its page, at .../web/batches/BATCH/rollouts.jsonl", field="url")

@@ -53,8 +53,8 @@ def prune(
     --older-than it does what a farm does every hour, by FARM_KEEP_TRAJECTORIES_DAYS and FARM_KEEP_REWARDS_DAYS. After
     an interrupt the next run continues.
     """
-    from farm.address import is_http
     from farm.client.local import open_store
+    from farm.home import is_http
     from farm.settings import settings
     from farm.store.retention.kept import RetentionLevel
     from farm.store.retention.pruning import PrunedBatch, Pruner, ages
@@ -109,9 +109,9 @@ def backup(file: Path, url: str | None) -> None:
     The file is SQLite, also for Postgres, with the state at the start of this command. It includes the farm's keys, so
     it is private to its owner. An existing backup is replaced once the new one is complete.
     """
-    from farm.address import is_http
     from farm.cli.export import check_writable
     from farm.client.local import open_store
+    from farm.home import is_http
     from farm.store.access.sealed_secrets import has_secrets
     from farm.store.backups.backup import back_up
 
@@ -146,7 +146,7 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
     The database may be of another kind than the backed-up one. Either everything is restored or nothing. Rollouts that
     were open then run again once nodes start. Later data is lost, and clients that saw it get an error.
     """
-    from farm.address import is_http
+    from farm.home import is_http
     from farm.store.backups.backup import read_backup
     from farm.store.backups.backup import restore as restored
     from farm.store.database import Store
@@ -164,8 +164,7 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
 
 def _target(url: str | None) -> str:
     """Return the database of an address, which may have no farm yet."""
-    from farm.address import ADDRESS_FILE, address_of
-    from farm.home import own_home
+    from farm.home import ADDRESS_FILE, address_of, own_home
     from farm.settings import DATABASE_FILE, settings
 
     if url is None and settings().store_url:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import absent
-from workers.cli.attack_reports import AttackReport
-from workers.cli.task_attacks import AttackOptions, Target, attacked
+from workers.cli.task_attacks import AttackOptions, AttackReport, Target, attacked
 from workers.cli.task_checks import CheckOptions
 from workers.plugins.registry import sandbox as provider
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.tasks.harbor_hacks import LINK_TEST, PYTEST_TEST, SHELL_TEST, WORK, write_task
-from workers.cli.attack_reports import AttackReport
-from workers.cli.task_attacks import AttackOptions, attacked, targets_of
+from workers.cli.task_attacks import AttackOptions, AttackReport, attacked, targets_of
 from workers.cli.task_checks import CheckOptions
 
 KINDS = ("early-exit", "empty-output", "skipped-tests", "link-to-tests", "replaced-tests")

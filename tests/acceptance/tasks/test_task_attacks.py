@@ -15,8 +15,7 @@ import pytest
 
 from farm.cli.request_files import read_problems
 from farm.client.request_checks import checked_request
-from workers.cli.attack_reports import AttackReport
-from workers.cli.task_attacks import AttackOptions, attacked, targets_of
+from workers.cli.task_attacks import AttackOptions, AttackReport, attacked, targets_of
 from workers.cli.task_checks import CheckOptions
 
 OPTIONS = AttackOptions(CheckOptions(sandbox="namespace", n_parallel=4), n_runs=2)

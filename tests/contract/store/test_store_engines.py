@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text, update
 
-from farm.engine_urls import normal_url
+from farm.configuration.service_urls import normal_url
 from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, EngineUse, StoredEngine

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.address import address_of
 from farm.client.connect import connect
 from farm.errors import FarmUnreachable, InvalidRequest
+from farm.home import address_of
 from farm.launch.shared_address import SharedAddress, write_address
 from farm.settings import Settings, settings
 

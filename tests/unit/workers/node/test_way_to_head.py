@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from farm.launch.shared_address import SharedAddress, first_address, read_address, write_address
-from farm.launch.way_to_head import WayToHead
 from tests.services.farms import until
+from workers.node.followed_head import WayToHead
 
 ADDRESS = SharedAddress(
     farm_id="ab12",
