@@ -83,7 +83,9 @@ class Embedded(StartedFarm):
         self._processes = FarmProcesses(self.logs)
         if self.broker_url:
             check_broker(self.broker_url)
-        self._own_database()
+        if not self._settings.store_url:
+            # for its owner only; SQLite gives its other files the same mode
+            own_file(self.home / DATABASE_FILE)
         store = Store(self.store_url)
         try:
             migrations.migrate(store)
@@ -116,11 +118,6 @@ class Embedded(StartedFarm):
 
     def _node_words(self) -> list[str]:
         return ["--log-dir", str(self.logs), *self._node_options]
-
-    def _own_database(self) -> None:
-        """Create the database's file for its owner only; SQLite gives its other files the same mode."""
-        if not self._settings.store_url:
-            own_file(self.home / DATABASE_FILE)
 
     def _start_flower(self, port: int) -> ChildProcess:
         env = self._env() | {"FARM_API_KEY": own_key(self._settings)}
@@ -162,7 +159,6 @@ class Embedded(StartedFarm):
 
 
 def _grace_s(node_options: Sequence[str]) -> float:
-    """Return the grace period in the node's options, in seconds."""
     result = re.findall(r"--grace[= ](\d+(?:\.\d+)?)", " ".join(node_options))
     return float(result[-1]) if result else 0.0
 

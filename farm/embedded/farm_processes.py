@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
 import threading
 import time
@@ -12,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import SubprocessError
-from types import TracebackType
 from typing import Self
 
 from farm.embedded.child_process import ChildProcess
@@ -20,7 +20,7 @@ from farm.errors import FarmError, ServiceError
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.1
+_PERIOD_S = 0.1
 _MAX_DEATHS = 5
 _WITHIN_S = 60.0
 
@@ -94,7 +94,7 @@ class FarmProcesses:
         self._keeper.start()
 
     def _keep_up(self) -> None:
-        while not self._stopped.wait(_POLL_S):
+        while not self._stopped.wait(_PERIOD_S):
             self.restart_ended()
 
     def restart_ended(self) -> None:
@@ -123,11 +123,7 @@ class FarmProcesses:
             self._stopping = True
             parts, self._parts = self._parts, []
         for part in reversed(parts):
-            number = (signals or {}).get(part.name)
-            if number is None:
-                part.child.terminate()
-            else:
-                part.child.send(number)
+            part.child.send((signals or {}).get(part.name, signal.SIGTERM))
             part.child.end(patience_s)
         self._stopped.set()
         if self._keeper is not None:
@@ -150,9 +146,7 @@ class StartedFarm(ABC):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @abstractmethod

@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from farm.errors import FarmError
 from farm.records.rollout import State
@@ -69,17 +69,13 @@ def _line(text: str) -> str:
     return first if len(first) <= LONGEST else f"{first[: LONGEST - 1]}…"
 
 
-class TaskEvents(Protocol):
-    """The used part of Flower's `Events`: its tasks by id, and the only loop that may touch them."""
-
-    state: Any
-    io_loop: Any
-
-
 class FlowerReconciler:
-    """Looks up open tasks of a Flower in the store, and sends it the missing events."""
+    """Looks up open tasks of a Flower in the store, and sends it the missing events.
 
-    def __init__(self, events: TaskEvents) -> None:
+    `events` is Flower's `Events`: its tasks by id, and the only loop that may touch them.
+    """
+
+    def __init__(self, events: Any) -> None:
         self._events = events
         self._store: Store | None = None
 

@@ -142,8 +142,6 @@ class SourceReport:
 
 
 class _StoredScores(BaseModel):
-    """An instance of a stored report."""
-
     data_source: str
     instance_id: str
     rewards: list[FiniteFloat]

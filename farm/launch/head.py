@@ -198,7 +198,6 @@ class OwnPostgres:
         return child
 
     def _child(self, words: Sequence[str], lock_fd: int, on_parent_death: signal.Signals) -> ChildProcess:
-        """Start a program of Postgres as the server's user."""
         if self._user is not None:
             # a change of user clears the parent-death signal, so it is set again
             as_user = [f"--reuid={self._user}", f"--regid={pwd.getpwnam(self._user).pw_gid}", "--clear-groups"]

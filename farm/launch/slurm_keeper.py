@@ -111,7 +111,8 @@ class SlurmKeeper:
                     self._awaited.pop(array_id, None)
             if todo.n_submit and self._clock() >= self._not_before.get(name, 0.0):
                 self._submit(name, todo.n_submit)
-        self._write_status(targets, pools)
+        status = {name: {"wanted": targets[name], "fault": self._faults.get(name, "")} for name in pools}
+        write_own(self._folder / _STATUS, json.dumps(status))
 
     def _submit(self, pool: str, n: int) -> None:
         try:
@@ -147,10 +148,6 @@ class SlurmKeeper:
         now = self._clock()
         self._idle_since = {job: self._idle_since.get(job, now) for job in idle_jobs(jobs, node_of, occupied)}
         return {job: now - since for job, since in self._idle_since.items()}
-
-    def _write_status(self, targets: Mapping[str, int], pools: Pools) -> None:
-        status = {name: {"wanted": targets[name], "fault": self._faults.get(name, "")} for name in pools}
-        write_own(self._folder / _STATUS, json.dumps(status))
 
 
 def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]:

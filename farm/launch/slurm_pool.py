@@ -121,7 +121,9 @@ def replace_pools(folder: Path, pools: Pools) -> None:
         before = stored_pools(folder)
     except NotFound:
         before = {}
-    store_pools(folder, pools | {name: _without(before[name]) for name in before if name not in pools})
+    left_out = {name: pool for name, pool in before.items() if name not in pools}
+    emptied = {name: pool.model_copy(update={"min": 0, "max": 0}) for name, pool in left_out.items()}
+    store_pools(folder, pools | emptied)
 
 
 def keeps_head(folder: Path) -> bool:
@@ -130,10 +132,6 @@ def keeps_head(folder: Path) -> bool:
         return stored_pools(folder)[HEAD].max > 0
     except (NotFound, KeyError):
         return False
-
-
-def _without(pool: SlurmPool) -> SlurmPool:
-    return pool.model_copy(update={"min": 0, "max": 0})
 
 
 SIGNAL_S = 60

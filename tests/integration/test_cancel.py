@@ -70,7 +70,8 @@ def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Stor
     scored_in = eval_sandbox_id(names[1])
     sandboxes = [asyncio.run(provider.start(name, SandboxSpec())) for name in (*names, scored_in)]
     gone = {*names, scored_in} - {names[2]}
-    orphans = CancelledSandboxReaper(store, Signals(""), NODE)
+    stopped = threading.Event()
+    orphans = CancelledSandboxReaper(store, Signals(""), NODE, stopped)
     looking = threading.Thread(target=orphans.run)
     looking.start()
     try:
@@ -79,7 +80,7 @@ def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Stor
             service.cancel(cancelled)
         until(lambda: not any((folder_of_all() / name).exists() for name in gone), "they are gone")
     finally:
-        orphans.stop()
+        stopped.set()
         looking.join()
     assert (folder_of_all() / names[2]).exists(), "what was not cancelled is wanted"
     for sandbox in sandboxes:

@@ -132,7 +132,7 @@ def check(name: str, task: str, turns: Path | None, sandbox: str, run_s: float) 
         if name not in known:
             raise NotFound(f"no agent is named {name!r}; installed here are: {', '.join(known)}")
         load(registry.AGENTS, name)
-        kind = sandbox if sandbox != "auto" else registry.best_sandbox()
+        kind = registry.chosen_sandbox(sandbox).kind
         script = _script(task, turns)
     except ValidationError as error:
         raise click.ClickException(f"{turns}: {error.errors()[0]['msg']}") from error

@@ -94,7 +94,7 @@ def check(
         fields = {"environment": name, "id": episode_id, "kwargs": json.loads(kwargs), "seed": seed}
         fields["messages"] = [{"role": "user", "content": text} for text in prompt]
         instance = EnvironmentInstance.model_validate({**fields, "packages": packages, "rewards": rewards})
-        kind = sandbox if sandbox != "auto" else registry.best_sandbox()
+        kind = registry.chosen_sandbox(sandbox).kind
         n_packages = len(instance.program.packages) + len(packages)
         if n_packages:
             click.echo(f"{name}: {n_packages} packages are installed the first time, which takes minutes", err=True)

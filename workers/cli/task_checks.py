@@ -264,7 +264,6 @@ async def _try_safe_path(task: TaskFolder, options: CheckOptions, archive: str) 
 
 
 def _runs_python(task: TaskFolder) -> bool:
-    """Return whether a task's tests mention Python or pytest."""
     places = [task.path / "tests", *(task.path / "steps").glob("*/tests")]
     files = [path for place in places for path in place.rglob("*") if path.is_file()]
     return any(_PYTHON.search(path.read_bytes()[:_MAX_READ]) for path in files)
@@ -297,7 +296,6 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
 
 
 def _output_end(score: Score) -> str:
-    """Return the last lines of the tests' output, or why there are none."""
     text = str(score.details.get("output") or score.details.get("reason") or "")
     return "\n".join(text.splitlines()[-_N_LINES:])
 

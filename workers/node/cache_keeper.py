@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from types import TracebackType
 from typing import Self
 
 from farm.settings import Settings
@@ -31,9 +30,7 @@ class CacheKeeper:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # no wait for the removal of a large image on a slow disk: the next pruning continues with the moved folder
         self._closed.set()
 

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -98,11 +97,8 @@ class WayToHead:
         text = "\n".join(lines).encode() + b"\n"
         os.pwrite(self._service, text.ljust(_SERVICE_BYTES, b"\n"), 0)
 
-    async def _forward(self) -> None:
-        self._server = await asyncio.start_server(self._line, sock=self._listener)
-
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.run_until_complete(self._forward())
+        self._server = loop.run_until_complete(asyncio.start_server(self._line, sock=self._listener))
         loop.run_forever()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -170,7 +166,8 @@ class FollowedHead:
         self._way: WayToHead | None = None
 
     def __enter__(self) -> Self:
-        before = {number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, lambda *_: self._ended.set()) for number in numbers}
         if self._here:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._processes.add(self._name, self._start_head)
@@ -185,9 +182,7 @@ class FollowedHead:
             choose(**self._way.node_settings())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._processes.stop(_STOP_S, {self._name: signal.SIGINT})
 
     @property
@@ -210,9 +205,6 @@ class FollowedHead:
     def _goes_on(self) -> bool:
         self._processes.restart_ended()
         return not self._ended.is_set()
-
-    def _end(self, number: int, frame: object) -> None:
-        self._ended.set()
 
     def _start_head(self) -> ChildProcess:
         argv = [sys.executable, "-m", "farm.cli.main", "head", "--dir", str(self._folder), "--standby", "--of-node"]

@@ -22,7 +22,7 @@ _SETTLED_S = 20.0
 _SETTLED_AGAIN_S = 120.0
 """The same after a worker that ran out of threads, descriptors or memory, because that recurs slowly."""
 _TOO_MANY = 3
-_CHECK_INTERVAL_S = 1.0
+_PERIOD_S = 1.0
 """Seconds between checks of a worker."""
 
 
@@ -121,10 +121,10 @@ class WorkerPool:
     def _end_if_frozen(self) -> None:
         """Kill a stopped worker (e.g. by SIGSTOP): its leases have expired, but the node's work would wait for it."""
         now = time.monotonic()
-        if now - self._looked_at < _CHECK_INTERVAL_S / 2:
+        if now - self._looked_at < _PERIOD_S / 2:
             return
         # a longer gap between checks counts as one interval, because this process may have been suspended, too
-        since_s, self._looked_at = min(now - self._looked_at, _CHECK_INTERVAL_S), now
+        since_s, self._looked_at = min(now - self._looked_at, _PERIOD_S), now
         if self._child is None or not self._child.running or not _is_stopped(self._child.pid):
             self._frozen_s = 0.0
             return

@@ -28,13 +28,13 @@ _PERIOD_S = 5.0
 
 
 class CancelledSandboxReaper:
-    """Call `run` in a separate thread, until `stop`."""
+    """Call `run` in a separate thread; it returns once `stopped` is set."""
 
-    def __init__(self, store: Store, signals: Signals, node: str) -> None:
+    def __init__(self, store: Store, signals: Signals, node: str, stopped: threading.Event) -> None:
         self._store = store
         self._signals = signals
         self._node = node
-        self._stopped = threading.Event()
+        self._stopped = stopped
 
     def run(self) -> None:
         """Look for such sandboxes; while the database is unavailable, try again."""
@@ -50,9 +50,6 @@ class CancelledSandboxReaper:
                     log.exception("Sandboxes of cancelled rollouts not ended; retrying")
         finally:
             listener.close()
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def _found(self) -> list[str]:
         """Return the names of the sandboxes that no rollout needs and that only a sweep would end."""
@@ -86,13 +83,13 @@ def _end(names: Sequence[str]) -> None:
 class SandboxSweeper:
     """Removes the sandboxes that no rollout needs and no client borrows.
 
-    Call `run` in a separate thread, until `stop`: it waits for sandboxes in an uninterruptible sleep.
+    Call `run` in a separate thread, until `stopped` is set: it waits for sandboxes in an uninterruptible sleep.
     """
 
-    def __init__(self, store: Store, node: str) -> None:
+    def __init__(self, store: Store, node: str, stopped: threading.Event) -> None:
         self._store = store
         self._node = node
-        self._stopped = threading.Event()
+        self._stopped = stopped
 
     def run(self) -> None:
         """Sweep repeatedly; while the database is unavailable, nothing is removed."""
@@ -103,9 +100,6 @@ class SandboxSweeper:
                 continue
             except Exception:
                 log.exception("Sandbox sweep failed; retrying")
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not on this node any more. Raises StoreUnavailable."""

@@ -56,9 +56,9 @@ T = TypeVar("T")
 
 _HEARTBEAT_S = 5.0
 _POLL_S = 0.1
-_LOOK_S = 0.5
-"""Seconds between checks while all workers run; the end of a worker is noticed immediately."""
-_CHECK_INTERVAL_S = 0.5
+_PERIOD_S = 0.5
+"""Seconds between checks while all workers run, whose ends are noticed immediately, and between reads of the store
+while the node drains."""
 _WAIT_TIMEOUT_S = 5.0
 """Maximum wait for the database when the node ends or one of its workers has ended."""
 _AGAIN_S = 2.0
@@ -111,8 +111,8 @@ class Supervisor:
         )
         self._signals = Signals(options.broker_url)
         self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
-        self._orphans = CancelledSandboxReaper(self._store, self._signals, options.node)
-        self._sweeper = SandboxSweeper(self._store, options.node)
+        self._orphans = CancelledSandboxReaper(self._store, self._signals, options.node, self._ending)
+        self._sweeper = SandboxSweeper(self._store, options.node, self._ending)
         self._announced = Node(
             node=options.node,
             room=slots.room,
@@ -161,8 +161,6 @@ class Supervisor:
         finally:
             self._dispatcher.stop()
             self._end_workers()
-            self._orphans.stop()
-            self._sweeper.stop()
             self._ending.set()
             for thread in threads:
                 # a thread that waits for an unavailable database is not waited for
@@ -180,9 +178,8 @@ class Supervisor:
     def _check_sandboxes(self) -> None:
         kind = self._options.sandbox
         try:
-            if kind == "auto":
-                kind = registry.best_sandbox()
-            missing = registry.sandbox(kind).missing()
+            provider = registry.chosen_sandbox(kind)
+            kind, missing = provider.kind, provider.missing()
         except FarmError as error:
             missing = str(error)
         if missing:
@@ -245,7 +242,7 @@ class Supervisor:
         poll.register(woken, select.POLLIN)
         for child in children:
             poll.register(child, select.POLLIN)
-        poll.poll((_LOOK_S if len(children) == len(self._pools) else _POLL_S) * 1000)
+        poll.poll((_PERIOD_S if len(children) == len(self._pools) else _POLL_S) * 1000)
 
     def _give_back(self, owner: str, how: str) -> None:
         """Let the leases of a worker that has ended expire."""
@@ -374,7 +371,7 @@ class Supervisor:
                 left = self._briefly(leave)
                 if look_at == 0.0:
                     self._signals.wake()
-                look_at = time.monotonic() + _CHECK_INTERVAL_S
+                look_at = time.monotonic() + _PERIOD_S
             if left == 0 or self._hurry or time.monotonic() - self._shutdown_requested_at >= self._grace_s:
                 break
             self._keep_up()

@@ -48,6 +48,11 @@ def tool(name: str) -> ToolFactory:
     return cast(ToolFactory, load(TOOLS, name))
 
 
+def chosen_sandbox(*kinds: str) -> SandboxProvider:
+    """Return the provider of the first of these kinds that is not `auto`, else of the best kind. Raises NotFound."""
+    return sandbox(next((kind for kind in kinds if kind != "auto"), "") or best_sandbox())
+
+
 def best_sandbox() -> str:
     """Return the kind of highest priority that can run here, for `auto`. Raises NotFound."""
     reasons = []

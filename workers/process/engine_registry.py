@@ -27,7 +27,7 @@ from workers.stages.redaction import in_use
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 2.0
+_PERIOD_S = 2.0
 _CLOSE_S = 0.25
 """Maximum time until a close is noticed."""
 _MIN_S = 0.05
@@ -76,12 +76,12 @@ class EngineRegistry(EngineReporter):
 
     def _run(self) -> None:
         listener = self._signals.listen(ENGINES)
-        due = time.monotonic() + _EVERY_S
+        due = time.monotonic() + _PERIOD_S
         try:
             while not self._closed.is_set():
                 if not listener.wait(_CLOSE_S) and time.monotonic() < due:
                     continue
-                due = time.monotonic() + _EVERY_S
+                due = time.monotonic() + _PERIOD_S
                 try:
                     self._read()
                 except Exception as error:

@@ -27,14 +27,14 @@ from farm.store.database import Store
 from workers.lending.lent_sandbox import LentSandbox
 from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer, bind
 from workers.plugins import registry
-from workers.plugins.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox
 from workers.plugins.plugin_faults import fault_of
 from workers.policy.gateway.app import listening
 from workers.process.loop import Loop
 
 log = logging.getLogger(__name__)
 
-_CHECK_INTERVAL_S = 1.0
+_PERIOD_S = 1.0
 _PATIENCE_S = 2.0
 _START_S = 1800.0
 """Time limit of a start, including the build of its image."""
@@ -90,7 +90,7 @@ class Lender:
                     pass
                 except Exception:
                     log.exception("Borrowed sandboxes not checked; retrying")
-                listener.wait(_CHECK_INTERVAL_S)
+                listener.wait(_PERIOD_S)
         finally:
             listener.close()
 
@@ -182,17 +182,13 @@ class Lender:
 
     async def _found_or_started(self, row: NodeSandboxRow) -> Sandbox:
         spec = _permitted(row.request)
-        provider = self._provider(spec)
+        provider = registry.chosen_sandbox(spec.kind, self._options.sandbox)
         try:
             return await provider.attach(row.sandbox_id, spec)
         except SandboxError as missing:
             if row.url:
                 raise SandboxError(f"lost with the worker that held it: {missing}") from missing
         return await provider.start(row.sandbox_id, spec)
-
-    def _provider(self, spec: SandboxSpec) -> SandboxProvider:
-        kind = spec.kind if spec.kind != "auto" else self._options.sandbox
-        return registry.sandbox(kind if kind != "auto" else registry.best_sandbox())
 
 
 def _log_fault(sandbox_id: str, task: asyncio.Task[None]) -> None:

@@ -19,7 +19,7 @@ from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from workers.plugins import plugin_values
-from workers.plugins.interfaces import Artefact, Keep, Record
+from workers.plugins.interfaces import Artefact
 
 _NAME_CHARS = 80
 _STORE_S = 5.0
@@ -45,19 +45,11 @@ class AttemptRecorder:
         self._late: Future[Any] | None = None
         self.calls: dict[int, ModelCall] = {}
 
-    @property
-    def record(self) -> Record:
-        return self._record
-
-    @property
-    def keep(self) -> Keep:
-        return self._keep
-
     def in_order(self) -> Sequence[ModelCall]:
         """Return the recorded model calls, by index."""
         return [self.calls[index] for index in sorted(self.calls)]
 
-    async def _record(self, call: ModelCall) -> None:
+    async def record(self, call: ModelCall) -> None:
         plugin_values.record(call, self._claim.rollout_id)
         self.calls[call.index] = call
         row, experts = self._log.row(call), call.routed_experts
@@ -66,7 +58,7 @@ class AttemptRecorder:
         # sampled tokens are written even if the rollout is stopped here, e.g. at its deadline
         await self._written(self._store.submit(lambda connection: trajectories.record_call(connection, row, experts)))
 
-    async def _keep(self, index: int, artefact: Artefact) -> str:
+    async def keep(self, index: int, artefact: Artefact) -> str:
         plugin_values.artefact(artefact, self._claim.rollout_id)
         data = await asyncio.to_thread(artefacts.packed, artefact.data)
         if len(data) > self._room:

@@ -46,7 +46,7 @@ from workers.process.recorder import AttemptLayers, AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.sandboxes.processes.fork_client import close_fork_client
-from workers.stages.stage_job import Problem, StageJob, resolve_problem
+from workers.stages.stage_job import StageJob
 from workers.stages.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
@@ -152,11 +152,9 @@ class Worker:
         )
 
     def job(self, claim: Claim) -> StageJob:
-        """Return the job of a claim."""
         return self.job_of(claim.batch_id, claim.group_index, claim.rollout_id, claim.attempt, claim.sample_index)
 
     def job_of(self, batch_id: str, group_index: int, rollout_id: str, attempt: int, sample_index: int) -> StageJob:
-        """Return the job of a sample of an instance."""
         request = self._request(batch_id)
         data_source, fields, archive = self._instance(batch_id, group_index)
         return StageJob(
@@ -173,14 +171,6 @@ class Worker:
             engine=request.engine_for(group_index),
             archive=archive,
         )
-
-    def problem(self, job: StageJob) -> Problem:
-        """Return a job with its handler and the task's own time limits, with its archive on this node. Blocks.
-
-        Raises RolloutError.
-        """
-        self.fetch_archive(job)
-        return resolve_problem(job)
 
     def fetch_archive(self, job: StageJob) -> None:
         """Download the archive of a job to this node, if it has one. Blocks."""

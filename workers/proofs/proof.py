@@ -100,7 +100,6 @@ def fresh_of(own: SandboxSpec, put: Callable[[Sandbox], Awaitable[None]] | None 
 def best_provider() -> SandboxProvider:
     """Return the kind of sandbox that a batch gets which leaves it open. Raises NotProvable if none can run here."""
     try:
-        chosen = settings().sandbox
-        return registry.sandbox(chosen if chosen != "auto" else registry.best_sandbox())
+        return registry.chosen_sandbox(settings().sandbox)
     except NotFound as error:
         raise NotProvable(str(error)) from error

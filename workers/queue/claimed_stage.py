@@ -41,7 +41,7 @@ from workers.queue.worker_steps import shutdown_requested
 from workers.stages import stage_functions
 from workers.stages.redaction import in_use
 from workers.stages.run_clock import limit_s
-from workers.stages.stage_job import Problem, StageJob
+from workers.stages.stage_job import Problem, StageJob, resolve_problem
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -220,7 +220,8 @@ def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> It
         try:
             job = me.job(claim)
             stack.enter_context(in_use.held(job.all_secrets))
-            problem = me.problem(job)
+            me.fetch_archive(job)
+            problem = resolve_problem(job)
             work.limit_s = limit_s(stage, problem.job.limits) + me.options.overdue_s
             yield ClaimedStage(me, claim, problem, work)
         except ClaimLost:

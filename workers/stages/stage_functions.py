@@ -274,7 +274,6 @@ async def _run_agent(resolved: ResolvedJob, context: AgentContext) -> AgentResul
 
 
 def _seeded(job: StageJob) -> SamplingParams:
-    """Return the batch's sampling parameters with a seed derived for this rollout."""
     if job.batch.sampling.seed is None:
         return job.batch.sampling
     seed = rollout_seed(job.batch.sampling.seed, job.data_source, job.fields, job.group_index, job.sample_index)
@@ -409,8 +408,6 @@ class RoleCalls:
 
 
 class _RecordedModel:
-    """A model that records its calls."""
-
     def __init__(self, role: str, model: ChatModel, lines: list[str]) -> None:
         self._role = role
         self._model = model

@@ -181,9 +181,8 @@ def sandbox_source(job: StageJob, spec: SandboxSpec | None, phase: Stage | None 
     """
     if spec is None:
         return None
-    kind = spec.kind if spec.kind != "auto" else job.sandbox_kind
     permitted = _permitted(job, spec, phase)
-    return SandboxSource(registry.sandbox(kind if kind != "auto" else registry.best_sandbox()), permitted)
+    return SandboxSource(registry.chosen_sandbox(spec.kind, job.sandbox_kind), permitted)
 
 
 def _permitted(job: StageJob, spec: SandboxSpec, phase: Stage | None) -> SandboxSpec:
