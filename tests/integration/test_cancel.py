@@ -22,7 +22,7 @@ from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.contract.store.test_store import NODE, advance, claimed, new_batch, place
 from tests.services.farms import farm_folder, until
-from workers.node.sandbox_cleanup import CancelledSandboxReaper
+from workers.node.node_cleanup import CancelledSandboxReaper
 from workers.plugins.registry import sandbox as provider_of
 from workers.process.lease_renewal import Leases
 from workers.sandboxes.lifecycle.state import folder_of_all

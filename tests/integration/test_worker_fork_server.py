@@ -11,7 +11,7 @@ import pytest
 
 from farm.store.database import Store
 from tests.services.farms import processes_of, until
-from workers.node.forked_worker import ForkedProcess, WorkerForkServer
+from workers.node.pools import ForkedProcess, WorkerForkServer
 from workers.process.supervision import FINISH, ready_file
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
 import click
 from rich.markup import escape
@@ -23,6 +25,7 @@ from workers.cli.images import ago
 from workers.cli.task_attacks import AttackOptions, AttackReport, attacked, targets_of
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked
 
+F = TypeVar("F", bound=Callable[..., Any])
 _TOOL_S = 3600.0
 
 
@@ -33,34 +36,36 @@ def main() -> None:
     choose(scratch=own_folder(shared.scratch, "tasks", str(shared.home.absolute())))
 
 
+def _of_batch(command: F) -> F:
+    """Add the options that stand for a batch's settings, and the form of the output."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs."),
+        click.option(
+            "--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.'
+        ),
+        click.option("--reward", default="", help="The reward that counts, for tasks with several."),
+        click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True),
+        click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace."),
+    ):
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--again", is_flag=True, help="Repeat checks with a known result.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Number of concurrent tasks."
 )
-@click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
-@click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True)
-@click.option("--reward", default="", help="The reward that counts, for tasks with several.")
-@click.option("--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.')
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs.")
+@_of_batch
 @plain_errors
-def check(
-    folder: Path,
-    again: bool,
-    jobs: int,
-    sandbox: str,
-    network: str,
-    reward: str,
-    secrets: click.File,
-    as_json: bool,
-) -> None:
+def check(folder: Path, again: bool, jobs: int, as_json: bool, **batch: Any) -> None:
     """Run each task in FOLDER with its solution, and with no work: the scores must be 1 and 0.
 
     Every task runs on this machine like a rollout, without an engine. Its result is stored, and shown again until
     anything that affects it changes. Exit status 1 if any task is not sound.
     """
-    options = replace(_options(jobs, sandbox, network, reward, secrets), again=again)
+    options = replace(_options(jobs, **batch), again=again)
     results = asyncio.run(checked(task_paths(folder), options, lambda each: _tell(each, as_json)))
     if not as_json:
         console.print(_table(results))
@@ -77,24 +82,10 @@ def check(
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Number of concurrent submissions."
 )
-@click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
-@click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True)
-@click.option("--reward", default="", help="The reward that counts, for tasks with several.")
-@click.option("--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.')
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs.")
+@_of_batch
 @plain_errors
 def attack(
-    path: Path,
-    form: str,
-    n_runs: int,
-    kinds: tuple[str, ...],
-    again: bool,
-    jobs: int,
-    sandbox: str,
-    network: str,
-    reward: str,
-    secrets: click.File,
-    as_json: bool,
+    path: Path, form: str, n_runs: int, kinds: tuple[str, ...], again: bool, jobs: int, as_json: bool, **batch: Any
 ) -> None:
     """Show which tasks give reward without work: a folder of Harbor tasks, or a FILE of rows.
 
@@ -106,7 +97,7 @@ def attack(
         targets = targets_of(path, form)
     except FarmError as error:
         raise click.UsageError(str(error)) from error
-    options = AttackOptions(_options(jobs, sandbox, network, reward, secrets), n_runs, again, kinds)
+    options = AttackOptions(_options(jobs, **batch), n_runs, again, kinds)
     results = asyncio.run(attacked(targets, options, lambda each: _tell_attack(each, as_json)))
     if not as_json:
         console.print(_attack_table(results))
@@ -116,11 +107,11 @@ def attack(
         sys.exit(2)
 
 
-def _options(jobs: int, sandbox: str, network: str, reward: str, secrets: click.File) -> CheckOptions:
+def _options(jobs: int, sandbox: str, network: str, reward: str, secrets: TextIO | None) -> CheckOptions:
     return CheckOptions(
         sandbox=sandbox,
         network=network,  # type: ignore[arg-type]
-        secrets=json.load(secrets) if secrets else {},  # type: ignore[arg-type]
+        secrets=json.load(secrets) if secrets else {},
         reward=reward,
         limits=Limits(tool_s=_TOOL_S),
         n_parallel=jobs,

@@ -55,10 +55,9 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
         from farm.scheduler.broker import check_broker
         from farm.settings import settings
         from workers import logs
-        from workers.node.cache_keeper import CacheKeeper
         from workers.node.followed_head import FollowedHead
-        from workers.node.forked_worker import WorkerForkServer
-        from workers.node.pools import Slots
+        from workers.node.node_cleanup import CacheKeeper
+        from workers.node.pools import Slots, WorkerForkServer
         from workers.node.supervisor import Supervisor
     with contextlib.ExitStack() as stack:
         try:

@@ -42,9 +42,8 @@ from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node
 from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
 from farm.store.database import Store, Work
 from farm.store.nodes import PROCESS_CONNECTIONS
-from workers.node.forked_worker import WorkerForkServer
-from workers.node.pools import Slots, WorkerPool
-from workers.node.sandbox_cleanup import CancelledSandboxReaper, SandboxSweeper
+from workers.node.node_cleanup import CancelledSandboxReaper, SandboxSweeper
+from workers.node.pools import Slots, WorkerForkServer, WorkerPool
 from workers.plugins import registry
 from workers.process.supervision import HAND_BACK_S, forget_notes, noted_without_sandbox
 from workers.sandboxes.lifecycle import layers

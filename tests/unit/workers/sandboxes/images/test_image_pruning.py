@@ -12,7 +12,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.sandbox_spec import AgentProgram
 from farm.settings import Settings, settings
-from workers.node.cache_keeper import CacheKeeper
+from workers.node.node_cleanup import CacheKeeper
 from workers.sandboxes.agent_programs.brought_programs import brought
 from workers.sandboxes.images.content_store import use_mark
 from workers.sandboxes.images.image import set_alias

@@ -1,4 +1,4 @@
-"""Ends the sandboxes of a node that nothing needs: those of cancelled rollouts soon, all others by a sweep.
+"""Removes what a node no longer needs: sandboxes of cancelled rollouts soon, all others by a sweep, and old images.
 
 The worker that runs a rollout also ends its sandbox, but may be busy or hang. A rollout that waits for an agent, or was
 just requeued, has no worker: its sandbox and memory would stay until the node's sweep, for seconds.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from typing import Self
 
 from farm.errors import StoreUnavailable
 from farm.ids import eval_sandbox_id, prepare_sandbox_id, rollout_of_sandbox, sandbox_id
 from farm.notifications import CANCELLED, Signals
+from farm.settings import Settings
 from farm.store import borrowed_sandboxes, placement
 from farm.store.database import Store
+from workers.sandboxes.images.image_pruning import prune_by_itself
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_dead_nodes
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, terminate_all
 
@@ -24,7 +27,11 @@ _POLL_S = 0.5
 """Seconds between reads of the store without notifications of cancellations."""
 _COLLECT_S = 0.05
 """Seconds in which cancellations are collected, to be looked up together."""
-_PERIOD_S = 5.0
+_SWEEP_PERIOD_S = 5.0
+_FIRST_PRUNING_S = 600.0
+_PRUNING_PERIOD_S = 3600.0
+_DAY_S = 86_400.0
+_MB = 1_000_000
 
 
 class CancelledSandboxReaper:
@@ -93,7 +100,7 @@ class SandboxSweeper:
 
     def run(self) -> None:
         """Sweep repeatedly; while the database is unavailable, nothing is removed."""
-        while not self._stopped.wait(_PERIOD_S):
+        while not self._stopped.wait(_SWEEP_PERIOD_S):
             try:
                 self.sweep()
             except StoreUnavailable:
@@ -114,3 +121,40 @@ class SandboxSweeper:
         lent = self._store.read(lambda connection: borrowed_sandboxes.ids_of_node(connection, self._node))
         names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
         return {*lent, *names, *map(eval_sandbox_id, names), *map(prepare_sandbox_id, names)}
+
+
+class CacheKeeper:
+    """Keeps the cache of images, environments and programs within its bounds: once an hour, while the block runs."""
+
+    def __init__(self, options: Settings, first_s: float = _FIRST_PRUNING_S) -> None:
+        self._options = options
+        self._first_s = first_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="caches", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # no wait for the removal of a large image on a slow disk: the next pruning continues with the moved folder
+        self._closed.set()
+
+    def _run(self) -> None:
+        wait_s = self._first_s
+        while not self._closed.wait(wait_s):
+            wait_s = _PRUNING_PERIOD_S
+            try:
+                self.prune()
+            except Exception as error:
+                log.warning("Cache not pruned: %s", error)
+
+    def prune(self) -> None:
+        gone = [
+            each.entry
+            for each in prune_by_itself(self._options.keep_cache_days * _DAY_S, self._options.cache_mb * _MB)
+            if not each.kept
+        ]
+        if gone:
+            n_mb = sum(entry.card.n_bytes for entry in gone) // _MB
+            log.warning("Removed %d images and other folders of the cache, %d MB", len(gone), n_mb)
