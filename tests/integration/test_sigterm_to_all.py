@@ -18,7 +18,7 @@ from farm.errors import RolloutError, SandboxError, StaleRollout
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
 from farm.store.rollouts import Claim
-from workers.queue import worker_steps
+from workers.queue import app
 from workers.queue.claimed_stage import StageFailed, UnfinishedStage
 from workers.sandboxes.kernel.zygote_pool import zygote_pool
 from workers.sandboxes.namespace import NamespaceProvider
@@ -119,10 +119,10 @@ def test_error_during_node_shutdown_costs_no_attempt(
     me = SimpleNamespace(leases=SimpleNamespace(draining=draining), store=store, options=options)
     claim = Claim("b1.0.0", 1, Stage.RUN, "n/run/1", "b1", 0, 0, "n", None, None)
     if signalled:
-        worker_steps._ignore(signal.SIGTERM, None)
+        app._ignore(signal.SIGTERM, None)
     try:
         with pytest.raises(end):
             UnfinishedStage(me, claim).broke(error)  # type: ignore[arg-type]
     finally:
-        worker_steps._shutdown_requested_at.clear()
+        app._shutdown_requested_at.clear()
     assert store.causes == [cause]

@@ -42,7 +42,7 @@ _MODULES = (
         "workers.queue.claimed_stage",
         "numpy",
     ),
-    *("workers.queue.message_filter", "workers.queue.worker_steps", "workers.queue.worker_steps"),
+    *("workers.queue.message_filter", "workers.queue.app", "workers.queue.app"),
     *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.app"),
 )
 """The imports of a node, its workers and an API, except `workers.queue.app`, which reads the settings."""

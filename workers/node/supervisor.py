@@ -222,7 +222,6 @@ class Supervisor:
         self._signals.wake()
 
     def _keep_up(self) -> None:
-        """Keep the pools running, and report a pool that fails."""
         for pool in self._pools.values():
             if how := pool.died():
                 # logged immediately: its work is requeued when the database answers

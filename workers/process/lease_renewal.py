@@ -179,7 +179,6 @@ class Leases:
                 del self._held[key]
 
     def all_held(self) -> Mapping[tuple[str, int], ClaimedWork]:
-        """Return the currently held work, by rollout and attempt."""
         with self._lock:
             return dict(self._held)
 

@@ -46,7 +46,6 @@ class AttemptRecorder:
         self.calls: dict[int, ModelCall] = {}
 
     def in_order(self) -> Sequence[ModelCall]:
-        """Return the recorded model calls, by index."""
         return [self.calls[index] for index in sorted(self.calls)]
 
     async def record(self, call: ModelCall) -> None:

@@ -127,8 +127,6 @@ class UpcomingStarts:
 
 
 class NodeDemand:
-    """The demand on a worker's node."""
-
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._starts = UpcomingStarts(worker.store, worker.node, worker.options.node_timeout_s)

@@ -17,10 +17,7 @@ from farm.errors import EngineError, NotAllowed
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
 from farm.records.engine_state import is_reserved
-from farm.records.request import (
-    BatchSettings,
-    EngineSettings,
-)
+from farm.records.request import BatchSettings, EngineSettings
 from farm.records.rollout import Stage
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
@@ -182,7 +179,6 @@ class Worker:
         return AttemptRecorder(self.store, claim, self.options.artefacts_mb)
 
     def layers(self, claim: Claim) -> AttemptLayers:
-        """Return the store for the layers of a claim's rollout."""
         return AttemptLayers(self.store, claim, self.options.layer_mb)
 
     def _read_request(self, batch_id: str) -> StoredRequest:

@@ -37,7 +37,7 @@ from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.lease_renewal import ClaimedWork, StopReason
 from workers.process.watchdog import Hang
 from workers.process.worker import Worker, worker
-from workers.queue.worker_steps import shutdown_requested
+from workers.queue.app import shutdown_requested
 from workers.stages import stage_functions
 from workers.stages.redaction import in_use
 from workers.stages.run_clock import limit_s

@@ -23,7 +23,7 @@ from farm.scheduler.broker import TASKS, queue_name
 from farm.settings import settings
 from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.worker import worker
-from workers.queue.worker_steps import listeners
+from workers.queue.app import listeners
 
 log = logging.getLogger(__name__)
 

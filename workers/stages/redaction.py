@@ -61,7 +61,6 @@ class Redactor:
         return Artefact(self.text(artefact.name), artefact.media_type, self.data(artefact.data))
 
     def submission(self, submission: Submission) -> Submission:
-        """Return the submission, redacted."""
         if not self:
             return submission
         tree = {path: file.model_copy(update={"data": self.data(file.data)}) for path, file in submission.tree.items()}

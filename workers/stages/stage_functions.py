@@ -59,23 +59,13 @@ from workers.stages.left_layer import LayerStore, NoLayerStore, keep_layer
 from workers.stages.node_shortage import NodeHealth, healthy_node
 from workers.stages.redaction import Redactor
 from workers.stages.run_clock import ended, in_time, limit_s
-from workers.stages.stage_job import (
-    Problem,
-    ResolvedJob,
-    SandboxSource,
-    StageJob,
-    boundary,
-    resolve,
-    sandbox_source,
-)
+from workers.stages.stage_job import Problem, ResolvedJob, SandboxSource, StageJob, boundary, resolve, sandbox_source
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of the run stage."""
-
     outcome: Outcome
     submission: Submission
 
@@ -403,7 +393,6 @@ class RoleCalls:
         return {role: _RecordedModel(role, model, self.lines) for role, model in models.items()}
 
     def artefact(self) -> Artefact:
-        """Return the calls as JSON lines."""
         return Artefact("role-calls.jsonl", "application/jsonl", "".join(self.lines).encode())
 
 

@@ -11,12 +11,7 @@ from pydantic import ValidationError
 
 from farm.errors import AgentError, AgentMissing, FarmError, HandlerError, NotFound, RolloutError
 from farm.ids import sandbox_id
-from farm.records.request import (
-    BatchSettings,
-    Limits,
-    SandboxSpec,
-    roles_missing,
-)
+from farm.records.request import BatchSettings, Limits, SandboxSpec, roles_missing
 from farm.records.rollout import Stage
 from farm.records.task_needs import TaskNeeds, unsupported
 from workers.plugins import plugin_values, registry

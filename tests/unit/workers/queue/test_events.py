@@ -9,7 +9,7 @@ from typing import Any
 from farm.scheduler.broker import celery_app
 from tests.services.servers.redis import redis_client
 from workers.queue import app as _  # noqa: F401 - it has Celery use the workers' transport
-from workers.queue.worker_steps import EventListeners, listeners
+from workers.queue.app import EventListeners, listeners
 
 TIMEOUT_S = 30.0
 
