@@ -249,8 +249,10 @@ class ClusterHead(StartedFarm):
         self.address = replace(known, head="", own=(), flower_url="")
         # clients must not connect to the address of a killed head
         write_address(self.folder, self.address)
+        # nodes read the key for stored secrets with the address
+        secret_key = self._settings.secret_key or written_once(self.folder / SECRET_KEY_FILE, secrets.token_urlsafe(32))
         address = replace(
-            self.address, api_key=own_key(self._settings), secret_key=self._secret_key(), head=secrets.token_hex(8)
+            self.address, api_key=own_key(self._settings), secret_key=secret_key, head=secrets.token_hex(8)
         )
         address = self._with_store(address, known)
         address = self._with_broker(address, known)
@@ -298,10 +300,6 @@ class ClusterHead(StartedFarm):
         self._processes.add("redis", partial(start_redis_at, port, address.password, self._redis, log_file))
         url = f"redis://:{address.password}@{bracketed(self._host)}:{port}/0"
         return replace(address, broker_url=url, own=(*address.own, "broker"))
-
-    def _secret_key(self) -> str:
-        """Return the key for stored secrets, which nodes read with the address."""
-        return self._settings.secret_key or written_once(self.folder / SECRET_KEY_FILE, secrets.token_urlsafe(32))
 
     def _start_api(self, port: int) -> ChildProcess:
         argv = [sys.executable, "-m", "farm.cli.main", "api", "--host", "0.0.0.0", "--port", str(port)]  # noqa: S104

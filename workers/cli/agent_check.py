@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from farm.cli.console import console, say
 from farm.errors import FarmError, NotFound
 from farm.plugins import installed, load
 from farm.records.request import BatchSettings, Limits
@@ -34,8 +34,6 @@ from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.engine.scripted_engine import ScriptedEngine
 from workers.testing.scripted_model import OrderedScript, Script, ScriptedTurn, ShellScript
 from workers.testing.serving import serving
-
-console = Console()
 
 TASK = "Run one command of your choice, and then say that you are done."
 MARK = "farm-agent-check"
@@ -148,13 +146,13 @@ def check(name: str, task: str, turns: Path | None, sandbox: str, run_s: float) 
     failure = failure or ("" if trial.calls else "it made no model call")
     _print_calls(trial)
     if isinstance(script, ShellScript) and trial.calls:
-        _say(_tool_line(script, trial))
+        say(_tool_line(script, trial))
     if failure:
         _print_output(trial)
-        _say(f"{name}: {failure}")
+        say(f"{name}: {failure}")
         raise SystemExit(1)
     n_calls, n_rows = _counted(len(trial.calls), "call"), _counted(len(trial.rows), "training row")
-    _say(f"{name}: {trial.outcome}; {n_calls}, {n_rows}")
+    say(f"{name}: {trial.outcome}; {n_calls}, {n_rows}")
 
 
 def _job(agent: str, task: str, kind: str, run_s: float) -> StageJob:
@@ -199,11 +197,7 @@ def _tool_line(script: ShellScript, trial: AgentTrial) -> str:
 def _print_output(trial: AgentTrial) -> None:
     for name, text in trial.kept.items():
         for line in text.splitlines()[-_TAIL_LINES:]:
-            _say(f"  {name}: {line}")
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(f"  {name}: {line}")
 
 
 def _counted(n: int, noun: str) -> str:

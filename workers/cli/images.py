@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from farm.cli.console import UNITS_S, console, seconds
+from farm.cli.console import UNITS_S, console, say, seconds
 from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec
@@ -115,7 +115,7 @@ def alias(name: str | None, image: str | None, remove: bool) -> None:
     """Name a base image, such as ubuntu:24.04, and its target: a folder, a .sif, an archive. No arguments: list."""
     if name is None:
         for each, reference in aliases().items():
-            console.print(f"{each}  {reference}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{each}  {reference}")
     elif remove:
         if not remove_alias(name):
             raise ImageError(f"there is no image named {name}: `farm images alias` lists the existing ones")
@@ -234,7 +234,7 @@ def _report(failed: Sequence[PrefetchResult]) -> None:
         more = f" (and {len(labels) - 1} more)" if len(labels) > 1 else ""
         console.print(f"\n{labels[0]}{more}: {error}", style="red", markup=False, soft_wrap=True)
         for line in lines:
-            console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
+            say(f"    {line}")
     if failed:
         sys.exit(1)
 
