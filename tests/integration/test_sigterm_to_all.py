@@ -19,7 +19,7 @@ from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
 from farm.store.rollouts import Claim
 from workers.queue import app
-from workers.queue.claimed_stage import StageFailed, UnfinishedStage
+from workers.queue.tasks import StageFailed, UnfinishedStage
 from workers.sandboxes.kernel.zygote_pool import zygote_pool
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.processes.fork_client import fork_client

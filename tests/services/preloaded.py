@@ -39,7 +39,7 @@ _MODULES = (
         "workers.node.supervisor",
         "workers.node.command",
         "workers.stages.stage_functions",
-        "workers.queue.claimed_stage",
+        "workers.queue.tasks",
         "numpy",
     ),
     *("workers.queue.message_filter", "workers.queue.app", "workers.queue.app"),

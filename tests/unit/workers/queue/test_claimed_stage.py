@@ -14,7 +14,7 @@ from farm.store.reports.stage_ends import AttemptStage
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store_rescore import cancel
 from tests.unit.workers.queue.test_unfinished_stage import begun
-from workers.queue.claimed_stage import report_unclaimed
+from workers.queue.tasks import report_unclaimed
 
 
 def report(store: Store, claim: Claim) -> None:

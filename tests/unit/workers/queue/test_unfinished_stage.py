@@ -20,7 +20,7 @@ from workers.plugins.plugin_faults import plugin_call
 from workers.process.lease_renewal import StopReason
 from workers.process.node_breaker import NodeBreaker
 from workers.process.watchdog import Hang
-from workers.queue.claimed_stage import StageFailed, UnfinishedStage
+from workers.queue.tasks import StageFailed, UnfinishedStage
 
 
 def begun(store: Store) -> Claim:
