@@ -35,17 +35,11 @@ from workers.sandboxes.isolation.linux import show_as
 
 _ROOT = Path(__file__).parents[2]
 _MODULES = (
-    *(
-        "workers.node.supervisor",
-        "workers.node.command",
-        "workers.stages.stage_functions",
-        "workers.queue.tasks",
-        "numpy",
-    ),
-    *("workers.queue.message_filter", "workers.queue.app", "workers.queue.app"),
-    *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.app"),
+    *("workers.node.supervisor", "workers.node.command", "workers.stages.stage_functions", "workers.process.worker"),
+    *("workers.process.lease_renewal", "farm.store.reports.stage_ends", "kombu.transport.redis", "numpy"),
+    *("celery.concurrency.thread", "celery.worker.worker", "celery.apps.worker", "farm.cli.api", "farm.api.app"),
 )
-"""The imports of a node, its workers and an API, except `workers.queue.app`, which reads the settings."""
+"""The imports of a node, its workers and an API, except those of `workers.queue`, whose app reads the settings."""
 _ENV_START = 50
 """The field of `/proc/self/stat` with the address of the environment; the next one has its end (man proc_pid_stat)."""
 _ROOM = "FARM_TESTS_ROOM"

@@ -16,7 +16,7 @@ from typing import Any
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.trajectory import Completion, Message
-from workers.environments.environment import Action, AskModel, Begin, Episode, Step
+from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.evaluators.answer import verified
@@ -32,12 +32,11 @@ from workers.handlers.harbor.harbor_verifier import Tests, verify
 from workers.handlers.harbor.reward_files import MAIN
 from workers.plugins import registry
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.proofs.known_environment import RIGHT, WRONG, KnownEnvironment
 from workers.proofs.proof import Known, NotProvable, Proof, best_provider, fresh_of
 from workers.sandboxes.images.archives import is_unpacked
 from workers.sandboxes.images.environments import is_made
 
-RIGHT = "right"
-WRONG = "wrong"
 _EVAL_S = 200.0
 """Seconds of scoring time: a share of it is what one run of a submission may take."""
 _STEP_S = 60.0
@@ -74,28 +73,6 @@ _TEST_SH = """#!/bin/bash
 if [ "$(cat /workspace/answer.txt)" = 42 ]; then reward=1; else reward=0; fi
 echo "$reward" > /logs/verifier/reward.txt
 """
-
-
-class KnownEnvironment:
-    """One question, answered by `RIGHT`. It needs no packages."""
-
-    rewards = (0, 1)
-
-    def __init__(self, ask: AskModel) -> None:
-        self._question = ""
-
-    def reset(self, episode: Episode) -> Begin:
-        self._question = f"Say {RIGHT!r}."
-        return Begin([{"role": "user", "content": self._question}])
-
-    def step(self, action: Action) -> Step:
-        return Step(reward=float(action.text == RIGHT), terminated=True)
-
-    def reference(self) -> str | None:
-        return RIGHT
-
-    def close(self) -> float | None:
-        return None
 
 
 def proofs(*, fetch: bool = False) -> list[Proof]:
