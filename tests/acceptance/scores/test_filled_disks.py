@@ -7,6 +7,7 @@ The node has a small disk, with less space than the limits of a sandbox allow. `
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.acceptance.scores.test_fault_attribution import (
     small_scratch,
     solving,
 )
+from tests.services.farms import until
 from tests.services.soak import at_length
 from workers.plugins.interfaces import Completion
 from workers.stages.stage_functions import evaluate, init, run
@@ -82,9 +84,11 @@ def test_neighbour_of_disk_filling_policy_fails_and_passes_on_retry() -> None:
         results = await asyncio.gather(filling, beside, return_exceptions=True)
         return results[0], results[1]  # type: ignore[return-value]
 
-    with small_scratch(BYTES):
+    with small_scratch(BYTES) as scratch:
         filling, beside = asyncio.run(both())
         assert filling == 0.0
         assert isinstance(beside, RolloutError), beside
         assert "disk is full" in str(beside)
+        # a sandbox is removed in the background
+        until(lambda: shutil.disk_usage(scratch).free > 100e6, "the disk has room again")
         assert asyncio.run(scored(1, solving(PROBLEMS[1]))) == 1.0

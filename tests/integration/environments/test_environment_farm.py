@@ -20,7 +20,7 @@ from farm.records.trajectory import tools_by_call
 from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.api import served, shown_key
-from tests.services.entry_points import install
+from tests.services.entry_points import installed
 from tests.services.farms import embedded, farm_folder, until
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.testing.engine.simulated_values import ExpertRouting
@@ -65,10 +65,9 @@ def client() -> Iterator[tuple[LocalFarm, str]]:
     if missing := NamespaceProvider().missing():
         absent(missing)
     with farm_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        install(ROOT / "examples" / "environment", folder / "site")
-        patch.syspath_prepend(str(folder / "site"))
         patch.setenv("PYTHONPATH", str(folder / "site"))
         with (
+            installed(ROOT / "examples" / "environment", folder / "site"),
             serving(EngineDouble(POLICY, experts=ROUTING).app()) as policy,
             serving(EngineDouble(CUSTOMER).app()) as customer,
             embedded(folder, FARM_POLICY_URL=f"{policy}/v1", PYTHONPATH=str(folder / "site")) as here,
