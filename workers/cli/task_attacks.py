@@ -214,7 +214,9 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
                 attacks += await asyncio.gather(
                     *(one(each.name, each.kind, 1, partial(task.score, each)) for each in chosen)
                 )
-        problem = "" if solution is None or not solution.error else f"its solution has no score: {solution.error}"
+        problem = (
+            "" if solution is None or not solution.error else f"a run of its solution has no score: {solution.error}"
+        )
         report = AttackReport(
             target.name,
             target.data_source,

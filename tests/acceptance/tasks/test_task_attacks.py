@@ -22,7 +22,12 @@ OPTIONS = AttackOptions(CheckOptions(sandbox="namespace", n_parallel=4), n_runs=
 SUMS = [{"stdin": "1 2\n", "expected": "3\n"}, {"stdin": "4 5\n", "expected": "9\n"}]
 RIGHT = "print(sum(map(int, input().split())))"
 ANYTHING = "import sys\nsys.exit(0)\n"
-BY_TURNS = "import random, sys\nsys.exit(random.random() < 0.5)\n"
+PADDED = "print(f'{sum(map(int, input().split())):03}')"
+# Accepts the expected output always, as a checker that refuses it is a fault of the row, which has no score.
+BY_TURNS = """import json, random, sys
+case = json.load(sys.stdin)
+sys.exit(case["output"].strip() != case["expected"].strip() and random.random() < 0.5)
+"""
 CALL = [{"arguments": [2], "expected": [True]}, {"arguments": [4], "expected": [True]}]
 ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sound": ("programs", {"question": "Add two numbers.", "tests": SUMS, "reference": RIGHT}),
@@ -88,7 +93,7 @@ def test_batch_of_attacked_rows_reports_their_findings(reports: Mapping[str, Att
 
 def test_randomly_scoring_solution_is_flaky(place: Path, tmp_path: Path) -> None:
     """Runs of one that is right at random every second time: all alike in one of 32,768 tries."""
-    fields = {"question": "Add.", "tests": SUMS[:1], "reference": RIGHT, "compare": "checker", "checker": BY_TURNS}
+    fields = {"question": "Add.", "tests": SUMS[:1], "reference": PADDED, "compare": "checker", "checker": BY_TURNS}
     path = written(tmp_path / "rows.jsonl", {"flaky": ("programs", fields)})
     options = AttackOptions(OPTIONS.check, n_runs=16)
     (report,) = asyncio.run(attacked(targets_of(path, ""), options, lambda each: None))
