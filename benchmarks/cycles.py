@@ -20,6 +20,7 @@ from uuid import uuid4
 from farm.errors import FarmError
 from farm.records.request import SandboxSpec
 from testkit.processes import tree
+from testkit.scratch_folder import sandbox_config
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.lifecycle.reaper import sweep
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
@@ -45,16 +46,17 @@ class Cycles:
 
     async def run(self, n: int) -> None:
         """Run n cycles, with a sweep now and then during others, and one at the end."""
+        config = sandbox_config()
         todo = iter(range(n))
 
         async def some() -> None:
             for number in todo:
                 await self._cycle()
                 if number % _SWEEP_EVERY == 0:
-                    await asyncio.to_thread(sweep, lambda: frozenset(self._wanted), 0.0)
+                    await asyncio.to_thread(sweep, config, lambda: frozenset(self._wanted), 0.0)
 
         await asyncio.gather(*(some() for _ in range(WIDTH)))
-        await asyncio.to_thread(sweep, lambda: (), 0.0)
+        await asyncio.to_thread(sweep, config, lambda: (), 0.0)
 
     async def _cycle(self) -> None:
         sandbox_id = f"cycle-{uuid4().hex[:12]}"
@@ -88,7 +90,7 @@ class Cycles:
 
 
 def _kill_one(sandbox_id: str, way: str) -> None:
-    record = SandboxRecord.load(folder(sandbox_id))
+    record = SandboxRecord.load(folder(sandbox_config(), sandbox_id))
     assert record, "a running sandbox has a record"
     starters = [pid for pid in tree(record.monitor.pid) if pid not in (record.monitor.pid, record.first.pid)]
     chosen = {"monitor": [record.monitor.pid], "first_process": [record.first.pid], "starter": starters[:1]}
@@ -99,7 +101,7 @@ def _kill_one(sandbox_id: str, way: str) -> None:
 
 def _processes_of(sandbox_id: str) -> list[int]:
     """Return our descendants in the sandbox's folder: its monitor, and the processes that it has started so far."""
-    place, result = folder(sandbox_id), []
+    place, result = folder(sandbox_config(), sandbox_id), []
     for pid in tree(os.getpid()):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/cwd").readlink() == place:

@@ -23,7 +23,7 @@ from functools import partial
 from examples.environment.guessing_game import GuessingGame
 from farm.records.request import SandboxSpec
 from testkit.report import Report, options
-from testkit.scratch_folder import conditions, scratch
+from testkit.scratch_folder import conditions, sandbox_config, scratch
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
@@ -225,8 +225,12 @@ async def _one(
 
 def _own_rate(program: EnvironmentProgram, source: str, n: int) -> float:
     """Return the steps per second of a package's own loop, in a process of the environment's Python."""
+    config = sandbox_config()
     folder = environment(
-        program.spec().packages, image(program.image), without_dependencies=program.without_dependencies
+        config,
+        program.spec().packages,
+        image(config, program.image),
+        without_dependencies=program.without_dependencies,
     ).binds[0][0]
     given = f"N, ACTION = {N_STEPS}, {_ACTION!r}\n{source}{_TIMED.format(n=n)}"
     # -P: nothing of this checkout is imported

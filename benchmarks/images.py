@@ -15,11 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from farm.records.request import SandboxSpec
 from farm.settings import settings
 from testkit.report import Report, options
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.images.image import image, set_alias
 from workers.sandboxes.launch_plan import start_build
 from workers.sandboxes.namespace import NamespaceProvider
@@ -59,8 +61,8 @@ def main() -> None:
         os.environ |= {"FARM_HOME": str(place / "home"), "FARM_SCRATCH": str(place / "scratch")}
         settings.cache_clear()
         base = base_folder(place / "base")
-        set_alias(NAME, str(base))
-        image(NAME)
+        set_alias(sandbox_config(), NAME, str(base))
+        image(sandbox_config(), NAME)
         missing = buildah_missing()
         peer = None if missing else Buildah(place / "buildah", base)
         try:
@@ -107,7 +109,8 @@ def write_context(folder: Path, marker: str) -> Path:
 
 
 def own_build(folder: Path) -> None:
-    image(f"dockerfile:{folder}", start=start_build)
+    config = sandbox_config()
+    image(config, f"dockerfile:{folder}", start=partial(start_build, config))
 
 
 class Buildah:

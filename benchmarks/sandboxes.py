@@ -36,7 +36,7 @@ from farm.records.request import SandboxSpec
 from testkit.leftovers import Leftovers
 from testkit.processes import memory_of_all_mb, tree
 from testkit.report import Report, options
-from testkit.scratch_folder import conditions, scratch, small_image
+from testkit.scratch_folder import conditions, sandbox_config, scratch, small_image
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.launch_plan import prepare
@@ -61,7 +61,7 @@ def main() -> None:
         report = Report(f"sandboxes ({conditions()})")
         image = small_image()
         spec = SandboxSpec(image=str(image))
-        prepare(spec)
+        prepare(sandbox_config(), spec)
         raw = _instances(folder, image, result)
         for kind, provider in providers.items():
             asyncio.run(_measure(report, kind, provider, spec, raw, result))  # type: ignore[arg-type]
@@ -82,7 +82,8 @@ def _instances(folder: Path, image: Path, args: argparse.Namespace) -> Instances
     """Measure it, from the unpacked image and from the file, where possible."""
     raw, instances = RawApptainer(folder / "raw"), Instances()
     n = 8 if args.quick else 40
-    for name, source in (("instance_start", unpacked(str(image)).folder), ("instance_start_from_file", image)):
+    folder_of_image = unpacked(sandbox_config(), str(image)).folder
+    for name, source in (("instance_start", folder_of_image), ("instance_start_from_file", image)):
         try:
             times = _blocking_times(partial(raw.start, source), 5 if args.quick else 20)
             raw.kill_all()
@@ -149,7 +150,7 @@ async def _cold(
 
 async def _warm(report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, n: int) -> None:
     """Measure a start from the warm pool, which is filled first. The second figure includes the first command."""
-    parts = prepare(spec)
+    parts = prepare(sandbox_config(), spec)
     for _ in range(n):
         await asyncio.to_thread(provider.recipe(spec).fill_warm_pool, parts)
     times, answered, sandboxes = [], [], []
@@ -246,7 +247,7 @@ async def _cycles(
             arguments = (kind, spec.image, 8 if args.quick else 10, number)
             ended["worker"] += await asyncio.to_thread(killed_worker, *arguments)
     elapsed_s = time.perf_counter() - started
-    await asyncio.to_thread(sweep_all)
+    await asyncio.to_thread(sweep_all, sandbox_config())
     left = await asyncio.to_thread(leftovers.settled)
     for kind, names in left.items():
         for name in names:

@@ -34,7 +34,7 @@ from benchmarks.peers.raw_tmux import Tmux
 from farm.errors import FarmError
 from farm.records.request import SandboxSpec
 from testkit.report import Report, options
-from testkit.scratch_folder import conditions, scratch, small_image
+from testkit.scratch_folder import conditions, sandbox_config, scratch, small_image
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.singularity import SingularityProvider
@@ -70,7 +70,7 @@ def _peers_of_the_shell(folder: Path, image: Path, args: argparse.Namespace) -> 
     peers = {}
     try:
         raw = RawApptainer(folder / "raw")
-        with instance(raw, unpacked(str(image)).folder) as name:
+        with instance(raw, unpacked(sandbox_config(), str(image)).folder) as name:
             words = ["exec", f"instance://{name}", "bash", "-c", "echo hi"]
             peers["apptainer_exec"] = _median_ms(lambda: raw.run(*words) == "hi\n", 12 if args.quick else 60)
             if shutil.which("tmux"):

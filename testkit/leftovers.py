@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from testkit.processes import tree
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.isolation.namespaces import started_at
-from workers.sandboxes.lifecycle.state import folder_of_all
 
 _PATIENCE_S = 20.0
 
@@ -32,7 +32,7 @@ class Leftovers:
             "fuse_daemons": [name for name in names if "fuse" in name],
             "mounts": self._lines("/proc/self/mountinfo"),
             "sockets": self._lines("/proc/net/unix"),
-            "folders": [path.name for path in folder_of_all().glob("*")],
+            "folders": [path.name for path in sandbox_config().sandboxes_folder.glob("*")],
             "descriptors": [f"{more} more than before"] if more > 0 else [],
         }
 

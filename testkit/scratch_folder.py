@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images import runtime
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import drop_privileges, give, sandbox_user
@@ -45,6 +46,11 @@ def scratch() -> Iterator[Path]:
         remove(folder)
 
 
+def sandbox_config() -> SandboxConfig:
+    """Return the configuration of sandboxes by the settings that this process has now."""
+    return SandboxConfig.of(settings())
+
+
 def _allow_descriptors() -> None:
     """Raise the limit of descriptors: 200 shells need more than the 1,024 of a login."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -53,12 +59,13 @@ def _allow_descriptors() -> None:
 
 def conditions() -> str:
     """Return the user, versions, cores and load of this run, for the report's title."""
-    user = sandbox_user()
+    config = sandbox_config()
+    user = sandbox_user(config.user)
     name = pwd.getpwuid(user[0] if user else os.getuid()).pw_name
     who = f"user {name}, started by root" if user else f"user {name}"
     load = os.getloadavg()[0]
     return (
-        f"{who}; {runtime.version()}; Linux {platform.release()}; Python {platform.python_version()}; "
+        f"{who}; {runtime.version(config)}; Linux {platform.release()}; Python {platform.python_version()}; "
         f"{len(os.sched_getaffinity(0))} cores, load {load:.1f} before"
     )
 
@@ -75,7 +82,7 @@ def small_image() -> Path:
             folder = Path(name)
             folder.chmod(0o755)
             _fill(folder / "root")
-            give(folder)
+            give(folder, sandbox_config().user)
             _build(folder)
             shutil.copy(folder / "small.sif", image.with_suffix(".new"))
             image.with_suffix(".new").rename(image)
@@ -99,8 +106,9 @@ def _fill(root: Path) -> None:
 
 
 def _build(folder: Path) -> None:
-    drop = drop_privileges() if sandbox_user() else ()
-    command = [*drop, str(runtime.program()), "build", str(folder / "small.sif"), str(folder / "root")]
+    config = sandbox_config()
+    drop = drop_privileges(config.user) if sandbox_user(config.user) else ()
+    command = [*drop, str(runtime.program(config)), "build", str(folder / "small.sif"), str(folder / "root")]
     env = dict.fromkeys(("HOME", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR"), str(folder))
     done = subprocess.run(command, env=env | {"PATH": _search_path()}, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -109,4 +117,4 @@ def _build(folder: Path) -> None:
 
 def _search_path() -> str:
     """Return the runtime's folder, and the folder where `mksquashfs` may be."""
-    return ":".join([str(Path(str(runtime.program())).parent), os.defpath, "/usr/sbin", "/sbin"])
+    return ":".join([str(Path(str(runtime.program(sandbox_config()))).parent), os.defpath, "/usr/sbin", "/sbin"])

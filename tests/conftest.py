@@ -23,12 +23,14 @@ from farm.store.database import Store
 from testkit.postgres import postgres_database as new_postgres_database
 from testkit.postgres import postgres_server
 from testkit.private_server import Missing
+from testkit.scratch_folder import sandbox_config
 from tests import rerun
 from tests.forked_workers import fork_workers
 from tests.services.apptainer import apptainer_program, unpacked_binaries
 from tests.services.farms import home_of_tests
 from tests.services.servers.redis import redis_client, redis_server
 from tests.services.soak import SOAK_MINUTES
+from workers.sandboxes.config import SandboxConfig
 from workers.testing import plugin_path
 
 _ORDER = ("unit", "contract", "integration", "acceptance")
@@ -161,6 +163,12 @@ def _read_settings_again() -> Iterator[None]:
     """Reread the settings for each test, as the variables of an earlier test are gone, even if it failed."""
     yield
     settings.cache_clear()
+
+
+@pytest.fixture
+def config() -> SandboxConfig:
+    """Return the configuration of sandboxes by the settings before the test."""
+    return sandbox_config()
 
 
 @pytest.fixture(scope="session")

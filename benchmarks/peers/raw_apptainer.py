@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.images import runtime
 from workers.sandboxes.sandbox_user import drop_privileges, give, sandbox_user
 
@@ -25,14 +26,16 @@ class RawApptainer:
     """The runtime's command with its state in a private folder."""
 
     def __init__(self, folder: Path) -> None:
-        if runtime.exposure()[0]:
-            raise RuntimeError(f"{runtime.program()} is not accessible to user {sandbox_user()}: move it")
+        config = sandbox_config()
+        program, user = runtime.program(config), sandbox_user(config.user)
+        if runtime.exposure(config)[0]:
+            raise RuntimeError(f"{program} is not accessible to user {user}: move it")
         folder.mkdir()
-        give(folder)
-        drop = drop_privileges() if sandbox_user() else ()
-        self.words = [*drop, str(runtime.program()), "-s"]
+        give(folder, config.user)
+        drop = drop_privileges(config.user) if user else ()
+        self.words = [*drop, str(program), "-s"]
         self.env = dict.fromkeys(("HOME", "APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR"), str(folder))
-        self.env["PATH"] = ":".join([str(Path(str(runtime.program())).parent), os.defpath, "/usr/sbin", "/sbin"])
+        self.env["PATH"] = ":".join([str(Path(str(program)).parent), os.defpath, "/usr/sbin", "/sbin"])
         self.folder = folder
 
     def run(self, *words: str) -> str:

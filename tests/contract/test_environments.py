@@ -14,6 +14,7 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.services.commands import output_of
 from tests.services.farms import processes_of
 from tests.services.gated_package import REQUIREMENT, GatedPackage
@@ -45,17 +46,18 @@ def n_tries(log: Path) -> int:
 
 
 def test_failed_installation_is_shared_by_all_waiting(open_folder: Path) -> None:
+    config = sandbox_config()
     log = open_folder / "pip.log"
     together = Barrier(N_WAITING)
 
     def ask(number: int) -> str:
         together.wait()
         with pytest.raises(SandboxError) as raised:
-            environment(failing(log), image("host"))
+            environment(config, failing(log), image(config, "host"))
         return str(raised.value)
 
     with pytest.raises(SandboxError, match="nonexistent"):
-        environment(failing(log), image("host"))
+        environment(config, failing(log), image(config, "host"))
     alone = n_tries(log)
     assert alone > 0
     with ThreadPoolExecutor(N_WAITING) as pool:
@@ -98,8 +100,10 @@ def test_hung_installation_ends_with_all_its_processes(tmp_path: Path, monkeypat
         monkeypatch.setenv(name, value)
     with pytest.raises(SandboxError, match="not finished within"):
         # long enough for pip to begin the build on a busy machine
-        environment((REQUIREMENT,), image("host"), install_s=10.0)
+        environment(sandbox_config(), (REQUIREMENT,), image(sandbox_config(), "host"), install_s=10.0)
     assert package.n_builds == 1
     assert not [line for line in processes_of(tmp_path) if "backend" in line or "pip" in line]
     package.open()
-    assert Path(environment((REQUIREMENT,), image("host")).bin_folders[0], "python").exists(), "it is tried again"
+    assert Path(
+        environment(sandbox_config(), (REQUIREMENT,), image(sandbox_config(), "host")).bin_folders[0], "python"
+    ).exists(), "it is tried again"

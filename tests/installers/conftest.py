@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.conftest import _farm_folder, provider, run, sandbox_settings, start
 from workers.sandboxes.images.image import set_alias
 
@@ -27,7 +28,7 @@ def base_alias(name: str) -> Iterator[str]:
     if not folder.is_dir():
         pytest.skip(f"there is no base of {name}: set UBUNTU_ARCHIVE for `make test-installers`")
     image = f"base:{name}"
-    set_alias(image, str(folder))
+    set_alias(sandbox_config(), image, str(folder))
     os.environ["FARM_BUILD_NETWORK"] = "1"
     settings.cache_clear()
     yield image

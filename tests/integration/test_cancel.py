@@ -18,6 +18,7 @@ from farm.notifications import Signals
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
 from farm.store.database import Store
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.contract.store.test_store import NODE, advance, claimed, new_batch, place
@@ -25,7 +26,6 @@ from tests.services.farms import farm_folder, until
 from workers.node.node_cleanup import CancelledSandboxReaper
 from workers.plugins.registry import sandbox as provider_of
 from workers.process.lease_renewal import Leases
-from workers.sandboxes.lifecycle.state import folder_of_all
 
 
 def test_worker_polls_the_store_despite_a_working_broker(store: Store, broker_url: str) -> None:
@@ -57,6 +57,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Store, folder: Path) -> None:
+    config = sandbox_config()
     store = postgres_store
     batch_id = new_batch(store, 4)
     place(store, batch_id)
@@ -71,17 +72,17 @@ def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Stor
     sandboxes = [asyncio.run(provider.start(name, SandboxSpec())) for name in (*names, scored_in)]
     gone = {*names, scored_in} - {names[2]}
     stopped = threading.Event()
-    orphans = CancelledSandboxReaper(store, Signals(""), NODE, stopped)
+    orphans = CancelledSandboxReaper(store, Signals(""), NODE, config.sandboxes_folder, stopped)
     looking = threading.Thread(target=orphans.run)
     looking.start()
     try:
         service = LocalFarm(store, Signals(""), max_open=1000)
         for cancelled in (runs, starts, waits):
             service.cancel(cancelled)
-        until(lambda: not any((folder_of_all() / name).exists() for name in gone), "they are gone")
+        until(lambda: not any((config.sandboxes_folder / name).exists() for name in gone), "they are gone")
     finally:
         stopped.set()
         looking.join()
-    assert (folder_of_all() / names[2]).exists(), "what was not cancelled is wanted"
+    assert (config.sandboxes_folder / names[2]).exists(), "what was not cancelled is wanted"
     for sandbox in sandboxes:
         asyncio.run(sandbox.stop())

@@ -20,9 +20,9 @@ from farm.embedded.child_process import ChildProcess
 from farm.errors import FarmError
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.lifecycle.reaper import sweep
-from workers.sandboxes.lifecycle.state import folder_of_all
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.singularity import SingularityProvider
 
@@ -110,7 +110,9 @@ class _Supervisor:
                 del self._workers[name]
             while len(self._workers) < self._plan["n_workers"]:
                 self._start()
-            sweep(self._sandboxes_of_workers, starting_s=2.0 if self._plan["comes_and_goes"] else 120.0)
+            sweep(
+                sandbox_config(), self._sandboxes_of_workers, starting_s=2.0 if self._plan["comes_and_goes"] else 120.0
+            )
             time.sleep(0.1)
 
     def _start(self) -> None:
@@ -122,7 +124,7 @@ class _Supervisor:
         self._workers[name] = ChildProcess(argv, env=env, log=log, pass_fds=[self._read_end])
 
     def _sandboxes_of_workers(self) -> set[str]:
-        names = {path.name for path in folder_of_all().iterdir()}
+        names = {path.name for path in sandbox_config().sandboxes_folder.iterdir()}
         return {name for name in names if name.partition(".")[0] in self._workers}
 
 

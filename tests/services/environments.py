@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.services.apptainer import HOME
 from workers.sandboxes.images.environments import environment
 from workers.sandboxes.images.image import image
@@ -24,7 +25,7 @@ def lend_environment(packages: Sequence[str], *, imported: str = "", without_dep
     `imported`, only they and their imports are compiled, as compiling all would take longer than most tests. Raises
     SandboxError. `without_dependencies` as in `environment`.
     """
-    own, host = settings().cache / "environments", image("host")
+    own, host = settings().cache / "environments", image(sandbox_config(), "host")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FARM_HOME", str(_SHARED))
         if imported:
@@ -32,7 +33,9 @@ def lend_environment(packages: Sequence[str], *, imported: str = "", without_dep
             patch.setenv("PIP_NO_COMPILE", "0")
         settings.cache_clear()
         try:
-            shared = Path(environment(packages, host, without_dependencies=without_dependencies).binds[0][0])
+            shared = Path(
+                environment(sandbox_config(), packages, host, without_dependencies=without_dependencies).binds[0][0]
+            )
             if imported:
                 program = [str(shared / "bin/python"), "-c", f"import {imported}"]
                 subprocess.run(program, env=os.environ | {"HOME": str(_SHARED)}, check=True)

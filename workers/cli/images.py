@@ -23,6 +23,7 @@ from farm.records.request import Instance, SandboxSpec
 from farm.settings import choose, settings
 from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
 from workers.plugins import registry
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries
@@ -113,11 +114,12 @@ def _absolute(reference: str) -> str:
 @click.option("--remove", is_flag=True, help="Forget the name.")
 def alias(name: str | None, image: str | None, remove: bool) -> None:
     """Name a base image, such as ubuntu:24.04, and its target: a folder, a .sif, an archive. No arguments: list."""
+    config = SandboxConfig.of(settings())
     if name is None:
-        for each, reference in aliases().items():
+        for each, reference in aliases(config).items():
             say(f"{each}  {reference}")
     elif remove:
-        if not remove_alias(name):
+        if not remove_alias(config, name):
             raise ImageError(f"there is no image named {name}: `farm images alias` lists the existing ones")
     elif image is None:
         raise click.UsageError("name the target: farm images alias NAME IMAGE")
@@ -125,7 +127,7 @@ def alias(name: str | None, image: str | None, remove: bool) -> None:
         reference = _absolute(image)
         if reference != HOST and not reference.startswith(("/", CACHED, PREFIX)) and ":" not in reference:
             raise ImageError(f"there is no image {image} here: name a folder, a .sif or an archive")
-        set_alias(name, reference)
+        set_alias(config, name, reference)
 
 
 @main.command()
@@ -242,13 +244,14 @@ def _report(failed: Sequence[PrefetchResult]) -> None:
 @main.command(name="list")
 def show() -> None:
     """List cached images, the most recently used first."""
-    result = sorted(entries(), key=lambda entry: entry.last_used_at, reverse=True)
+    config = SandboxConfig.of(settings())
+    result = sorted(entries(config), key=lambda entry: entry.last_used_at, reverse=True)
     table = Table(box=None, pad_edge=False)
     for column in ("image", "key", "MB", "built", "in s", "last used", "mode", ""):
         right = column in {"MB", "in s"}
         table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column != "image")
     for entry in result:
-        table.add_row(*_row(entry), "in use" if is_stood_on(entry.folder) else "")
+        table.add_row(*_row(entry), "in use" if is_stood_on(config, entry.folder) else "")
     console.print(table)
     console.print(f"{len(result)} images, {_mb(sum(entry.card.n_bytes for entry in result))} MB", highlight=False)
 
@@ -295,11 +298,15 @@ def prune_command(older_s: float | None, keep_mb: int | None, all_of_it: bool, d
     """
     if [older_s is not None, keep_mb is not None, all_of_it].count(True) != 1:
         raise click.UsageError("give one of --older-than, --keep-mb and --all")
+    config = SandboxConfig.of(settings())
     if all_of_it:
-        wanted = everything()
+        wanted = everything(config)
+    elif keep_mb is not None:
+        wanted = beyond(config, keep_mb * 1_000_000)
     else:
-        wanted = beyond(keep_mb * 1_000_000) if keep_mb is not None else unused_since(time.time() - (older_s or 0.0))
-    _say_pruned([(each.entry, each.kept) for each in (examined(wanted) if dry_run else prune(wanted))])
+        wanted = unused_since(config, time.time() - (older_s or 0.0))
+    found = examined(config, wanted) if dry_run else prune(config, wanted)
+    _say_pruned([(each.entry, each.kept) for each in found])
 
 
 def _say_pruned(found: Sequence[tuple[CachedImage, str]]) -> None:

@@ -32,6 +32,7 @@ from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evide
 from workers.cli.local_rollout import ActingPolicy, SolutionPolicy, local_archive, now, repeated, score_job
 from workers.handlers.harbor.sandbox_specs import verifier_sandbox
 from workers.plugins.interfaces import ExecResult, Score
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.image import image
 from workers.sandboxes.launch_plan import start_build
@@ -64,8 +65,9 @@ def check_key(job: StageJob, kind: str, specs: Sequence[SandboxSpec]) -> str:
     ]
     known = settings()
     node = [os.uname(), sys.version, *(getattr(known, name) for name in _OF_NODE)]
-    made = partial(image, start=start_build)
-    images = [made(each.image, each.image_values, fallback=each.fallback_image).key for each in specs]
+    config = SandboxConfig.of(known)
+    made = partial(image, config, start=partial(start_build, config))
+    images = [made(each.image, each.image_values, fallback=each.fallback_image).key(config) for each in specs]
     return digest("check", _code(), batch, kind, node, [each.model_dump(mode="json") for each in specs], images)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.shortage import watched
 
 _PERIOD_S = 0.1
@@ -45,7 +46,7 @@ async def observed() -> AsyncIterator[Conditions]:
     """Measure while the block runs; the yielded conditions are complete once the block has ended."""
     before = shortage()
     conditions = Conditions(shortage=before, earlier=bool(before))
-    with watched() as window:
+    with watched(SandboxConfig.of(settings())) as window:
         window.on_disk = True
         ticker = asyncio.ensure_future(_tick(conditions))
         try:

@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import IO, Any
 
 from farm.errors import FarmError, ImageError
 from farm.records.request import SandboxSpec
 from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 
 _END_S = 30.0
 
@@ -148,11 +150,13 @@ def _make(spec: SandboxSpec, by_name: bool) -> Sequence[str]:
     from workers.sandboxes.images.image import image
     from workers.sandboxes.launch_plan import prepare, start_build
 
+    config = SandboxConfig.of(settings())
+    start = partial(start_build, config)
     result = image(
-        spec.image, spec.image_values, fallback=spec.fallback_image, retry=True, relock=by_name, start=start_build
+        config, spec.image, spec.image_values, fallback=spec.fallback_image, retry=True, relock=by_name, start=start
     )
     if not by_name:
-        prepare(spec)
+        prepare(config, spec)
     return result.config.notes
 
 

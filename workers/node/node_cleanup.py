@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 from farm.errors import StoreUnavailable
@@ -17,9 +18,10 @@ from farm.notifications import CANCELLED, Signals
 from farm.settings import Settings
 from farm.store import borrowed_sandboxes, placement
 from farm.store.database import Store
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.image_pruning import prune_by_itself
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_dead_nodes
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, terminate_all
+from workers.sandboxes.lifecycle.state import SandboxRecord, terminate_all
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,12 @@ _MB = 1_000_000
 class CancelledSandboxReaper:
     """Call `run` in a separate thread; it returns once `stopped` is set."""
 
-    def __init__(self, store: Store, signals: Signals, node: str, stopped: threading.Event) -> None:
+    def __init__(self, store: Store, signals: Signals, node: str, sandboxes: Path, stopped: threading.Event) -> None:
+        """`sandboxes` is the folder of all sandboxes."""
         self._store = store
         self._signals = signals
         self._node = node
+        self._sandboxes = sandboxes
         self._stopped = stopped
 
     def run(self) -> None:
@@ -50,7 +54,7 @@ class CancelledSandboxReaper:
             while not self._stopped.wait(_COLLECT_S):
                 listener.wait(_POLL_S)
                 try:
-                    _end(self._found())
+                    _end(self._sandboxes, self._found())
                 except StoreUnavailable:
                     continue
                 except Exception:
@@ -60,7 +64,7 @@ class CancelledSandboxReaper:
 
     def _found(self) -> list[str]:
         """Return the names of the sandboxes that no rollout needs and that only a sweep would end."""
-        parent = folder_of_all()
+        parent = self._sandboxes
         names = {each.name for each in parent.iterdir()} if parent.is_dir() else set()
         if not names:
             return []
@@ -80,8 +84,8 @@ def _names(rollout_id: str, attempt: int) -> tuple[str, str]:
     return policys, eval_sandbox_id(policys)
 
 
-def _end(names: Sequence[str]) -> None:
-    records = [record for record in map(SandboxRecord.load, map(folder_of_all().joinpath, names)) if record is not None]
+def _end(sandboxes: Path, names: Sequence[str]) -> None:
+    records = [record for record in map(SandboxRecord.load, map(sandboxes.joinpath, names)) if record is not None]
     if records:
         terminate_all(records)
         log.info("Ended %d sandboxes of cancelled or requeued rollouts: %s", len(records), ", ".join(names[:5]))
@@ -93,9 +97,10 @@ class SandboxSweeper:
     Call `run` in a separate thread, until `stopped` is set: it waits for sandboxes in an uninterruptible sleep.
     """
 
-    def __init__(self, store: Store, node: str, stopped: threading.Event) -> None:
+    def __init__(self, store: Store, node: str, config: SandboxConfig, stopped: threading.Event) -> None:
         self._store = store
         self._node = node
+        self._config = config
         self._stopped = stopped
 
     def run(self) -> None:
@@ -110,8 +115,8 @@ class SandboxSweeper:
 
     def sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not on this node any more. Raises StoreUnavailable."""
-        removed = sweep(self._needed)
-        if dead := sweep_dead_nodes():
+        removed = sweep(self._config, self._needed)
+        if dead := sweep_dead_nodes(self._config):
             log.warning("Removed leftovers of killed nodes: %s", ", ".join(dead))
         if removed:
             log.warning("Removed %d unused sandboxes: %s", len(removed), ", ".join(sorted(removed)[:5]))
@@ -150,9 +155,10 @@ class CacheKeeper:
                 log.warning("Cache not pruned: %s", error)
 
     def prune(self) -> None:
+        config = SandboxConfig.of(self._options)
         gone = [
             each.entry
-            for each in prune_by_itself(self._options.keep_cache_days * _DAY_S, self._options.cache_mb * _MB)
+            for each in prune_by_itself(config, self._options.keep_cache_days * _DAY_S, self._options.cache_mb * _MB)
             if not each.kept
         ]
         if gone:

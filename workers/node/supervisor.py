@@ -46,6 +46,7 @@ from workers.node.node_cleanup import CancelledSandboxReaper, SandboxSweeper
 from workers.node.pools import Slots, WorkerForkServer, WorkerPool
 from workers.plugins import registry
 from workers.process.supervision import HAND_BACK_S, forget_notes, noted_without_sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.reaper import sweep_all
 
@@ -97,6 +98,7 @@ class Supervisor:
         fork_server: WorkerForkServer,
     ) -> None:
         self._options = options
+        self._config = SandboxConfig.of(options)
         self._slots = slots
         self._lock = lock
         self._grace_s = grace_s
@@ -110,8 +112,9 @@ class Supervisor:
         )
         self._signals = Signals(options.broker_url)
         self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
-        self._orphans = CancelledSandboxReaper(self._store, self._signals, options.node, self._ending)
-        self._sweeper = SandboxSweeper(self._store, options.node, self._ending)
+        sandboxes = self._config.sandboxes_folder
+        self._orphans = CancelledSandboxReaper(self._store, self._signals, options.node, sandboxes, self._ending)
+        self._sweeper = SandboxSweeper(self._store, options.node, self._config, self._ending)
         self._announced = Node(
             node=options.node,
             room=slots.room,
@@ -138,7 +141,7 @@ class Supervisor:
         forget_notes(self._options.scratch)
         self._sweeper.sweep()
         # layers prepared by another version of a handler
-        layers.sweep(idle_s=0.0)
+        layers.sweep(self._config, idle_s=0.0)
         node_names.take(self._store, self._announced, self._options.node_timeout_s)
         self._requeue_of_predecessor()
         for pool in self._pools.values():
@@ -398,7 +401,7 @@ class Supervisor:
             log.warning("Released %d rollouts", n)
         self._signals.wake()
         self._fork_server.cut_lifeline()
-        sweep_all()
+        sweep_all(self._config)
         self._signals.close()
         if n is not None:
             self._store.close()

@@ -31,6 +31,7 @@ from farm.store.database import Store
 from farm.store.placement import UpcomingStart
 from workers.plugins import registry
 from workers.process.worker import Worker, worker
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.launch_plan import STARTS, LaunchPlan, SandboxParts, prepare
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.optional_protocols import StartsAhead, shares_layers, starts_ahead
@@ -167,8 +168,9 @@ def _demand(source: WarmSource, n: int) -> WarmPoolDemand:
     if not source.shared:
         return WarmPoolDemand(source.provider.recipe(source.spec), n)
     layer = source.provider.layer(source.spec, source.shared)
-    if layers.exists(layer):
-        return WarmPoolDemand(source.provider.recipe(source.spec, layer), n)
+    recipe = source.provider.recipe(source.spec, layer)
+    if layers.exists(recipe.config, layer):
+        return WarmPoolDemand(recipe, n)
     # the sandbox that is prepared and then becomes the layer
     return WarmPoolDemand(source.provider.recipe(source.spec), 1)
 
@@ -188,6 +190,7 @@ class WarmPoolFiller:
     def __init__(self, wants: DemandSource, options: Settings) -> None:
         self._wants = wants
         self._options = options
+        self._config = SandboxConfig.of(options)
         self._n_starts = options.warm_pool_starts or max(1, len(os.sched_getaffinity(0)) // 2)
         self._goals: dict[str, FillTarget] = {}
         self._goals_due = 0.0
@@ -229,7 +232,7 @@ class WarmPoolFiller:
         # in this order a sandbox that comes up meanwhile counts twice; in the other order, not at all
         with self._lock:
             starting = Counter(self._starting)
-        ready = warm_pool.ready()
+        ready = warm_pool.ready(self._config)
         missing = Counter[str]()
         for key, goal in self._goals.items():
             there = ready.get(key, [])
@@ -262,7 +265,7 @@ class WarmPoolFiller:
         return goals
 
     def _recent(self) -> Iterator[WarmPoolDemand]:
-        for use in warm_pool.uses(self._options.warm_pool_idle_s)[:_N_RECENT]:
+        for use in warm_pool.uses(self._config, self._config.warm_pool_idle_s)[:_N_RECENT]:
             # ignore kinds that are not installed any more
             with contextlib.suppress(NotFound):
                 if (provider := starts_ahead(registry.sandbox(use.kind))) is not None:
@@ -273,7 +276,7 @@ class WarmPoolFiller:
         if self._is_paused(name):
             return None
         try:
-            return prepare(recipe.spec)
+            return prepare(recipe.config, recipe.spec)
         except FarmError as error:
             log.info("No sandbox started in advance of image %s: %s", recipe.spec.image, error)
             self._pause(name)

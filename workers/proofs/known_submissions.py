@@ -16,6 +16,7 @@ from typing import Any
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.trajectory import Completion, Message
+from farm.settings import settings
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
@@ -34,6 +35,7 @@ from workers.plugins import registry
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 from workers.proofs.known_environment import RIGHT, WRONG, KnownEnvironment
 from workers.proofs.proof import Known, NotProvable, Proof, best_provider, fresh_of
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.archives import is_unpacked
 from workers.sandboxes.images.environments import is_made
 
@@ -175,7 +177,7 @@ async def _put_project(sandbox: Sandbox) -> None:
 
 
 async def _swe(fetch: bool, known: Known) -> float:
-    if not fetch and not is_made(_PACKAGES):
+    if not fetch and not is_made(SandboxConfig.of(settings()), _PACKAGES):
         raise NotProvable(f"{_FETCHED} {', '.join(_PACKAGES)}")
     plan = TestPlan(
         command="python -m pytest -q -p no:cacheprovider tests/test_calc.py",
@@ -191,7 +193,7 @@ async def _swe(fetch: bool, known: Known) -> float:
 
 
 async def _swe_bench(fetch: bool, known: Known) -> float:
-    absent = [archive.name for archive in (SWEBENCH, UNIDIFF) if not is_unpacked(archive)]
+    absent = [archive.name for archive in (SWEBENCH, UNIDIFF) if not is_unpacked(SandboxConfig.of(settings()), archive)]
     if absent and not fetch:
         raise NotProvable(f"{_FETCHED} {', '.join(absent)}")
     issue = Issue(
@@ -237,7 +239,9 @@ async def _environment(known: Known) -> float:
 
 async def _reasoning_gym(fetch: bool, known: Known) -> float:
     program = environment_program("reasoning_gym")
-    if not fetch and not is_made(program.packages, without_dependencies=program.without_dependencies):
+    if not fetch and not is_made(
+        SandboxConfig.of(settings()), program.packages, without_dependencies=program.without_dependencies
+    ):
         raise NotProvable(f"{_FETCHED} {program.packages[0]}")
     return await _episode_reward(
         program, Episode(id="gcd", seed=1), None if known == "right" else "<answer>none</answer>"

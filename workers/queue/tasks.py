@@ -54,6 +54,7 @@ from workers.process.supervision import note_without_sandbox
 from workers.process.watchdog import Hang
 from workers.process.worker import Worker, worker
 from workers.queue.app import app, shutdown_requested
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.stages import stage_functions
 from workers.stages.redaction import in_use
@@ -362,7 +363,7 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         )
         stage.write(finish, claim.batch_id)
         if submission.layer is not None:
-            layers.discard(submission.layer.name)
+            layers.discard(SandboxConfig.of(stage.worker.options), submission.layer.name)
         stage.worker.signals.ended(claim.batch_id)
         return stage.ended(f"reward {score.value:g}, {claim.policy_outcome}")
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from farm.errors import ImageError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, alias_of
 from workers.sandboxes.images.image_cache import entries, entry_of
@@ -40,31 +41,31 @@ _may_be_there: dict[str, float] = {}
 _FIELD = re.compile(r'(\w+)="([^"]*)"')
 
 
-def absent_image(name: str, values: Mapping[str, str]) -> str:
+def absent_image(config: SandboxConfig, name: str, values: Mapping[str, str]) -> str:
     """Return why an image is missing and what to do; empty if it may exist.
 
     `values` as in `SandboxSpec.image_values`. Blocks for at most `REGISTRY_S`.
     """
     with suppress(OSError):
         try:
-            return _absent(name, values)
+            return _absent(config, name, values)
         except ImageError as error:
             return str(error)
     return ""
 
 
-def _absent(name: str, values: Mapping[str, str]) -> str:
-    if name == HOST or (name[:1] != "/" and not name.startswith(PREFIX) and alias_of(name) is not None):
+def _absent(config: SandboxConfig, name: str, values: Mapping[str, str]) -> str:
+    if name == HOST or (name[:1] != "/" and not name.startswith(PREFIX) and alias_of(config, name) is not None):
         return ""
     if name.startswith(CACHED):
-        entry_of(name.removeprefix(CACHED))
+        entry_of(config, name.removeprefix(CACHED))
         return ""
     if name.startswith(PREFIX):
         written, _, rest = name.removeprefix(PREFIX).partition("#")
         return _missing(name, Path(written) / (rest.partition("#")[0] or "Dockerfile"))
-    source = source_of(name, values)
+    source = source_of(config, name, values)
     if isinstance(source, RegistrySource):
-        return _unknown_to_registry(name)
+        return _unknown_to_registry(config, name)
     written = name.partition(":")[2].removeprefix("//") if isinstance(source, ArchiveSource) and source.kind else name
     # relative to the working directory of a node, which is not known here
     if isinstance(source, FolderSource) and written[:1] != "/":
@@ -79,11 +80,11 @@ def _missing(name: str, path: Path, written: str = "/") -> str:
     return f"image {name}: there is no {path} on this machine, which has all nodes: put it there, or fix its name"
 
 
-def _unknown_to_registry(name: str) -> str:
+def _unknown_to_registry(config: SandboxConfig, name: str) -> str:
     if not name.startswith(_DOCKER) or _may_be_there.get(name, 0.0) > time.monotonic():
         return ""
     host = _registry_lacks(name.removeprefix(_DOCKER))
-    if not host or any(name in entry.names for entry in entries()):
+    if not host or any(name in entry.names for entry in entries(config)):
         _may_be_there[name] = time.monotonic() + _ASK_AGAIN_S
         return ""
     return f"the registry {host} has no image {name}: fix its name or tag, or build one (`farm images build`)"

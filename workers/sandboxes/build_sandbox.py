@@ -15,12 +15,10 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from farm.errors import ToolError
 from farm.records.request import SandboxLimits, SandboxSpec
-from farm.settings import settings
 from workers.sandboxes.images.building.builder import move_tree
 from workers.sandboxes.images.layered_image import Image
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.left_layers import settle_owners
-from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 from workers.sandboxes.processes.sandbox_process import Collector, memory_file
 from workers.sandboxes.remove_tree import remove
@@ -38,9 +36,9 @@ _COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
 )
 
 
-def build_spec() -> SandboxSpec:
+def build_spec(network: bool) -> SandboxSpec:
     """Return the spec of build sandboxes: with users, and with network if builds may use it."""
-    return SandboxSpec(workdir="/", limits=LIMITS, network=settings().build_network, fake_root=True)
+    return SandboxSpec(workdir="/", limits=LIMITS, network=network, fake_root=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +150,11 @@ class BuildSandbox:
 
     def finish(self, target: Path, owner: Owner | None = None) -> None:
         """End it and move its changes to a folder that does not exist yet; new files belong to `owner`."""
-        taken = layers.detach(folder(self._sandbox.sandbox_id))
+        taken = layers.detach(self._sandbox.config, self._sandbox.folder)
         try:
             self.stop()
             if owner:
-                settle_owners(layers.files_of(taken), owner, self._sandbox.users.lower)
+                settle_owners(self._sandbox.config, layers.files_of(taken), owner, self._sandbox.users.lower)
             move_tree(layers.files_of(taken), target)
         finally:
             remove(taken)

@@ -22,7 +22,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.errors import SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.sandbox_user import sandbox_user
 
 LINK = "cgroup"
@@ -46,10 +46,10 @@ _V2 = _Files("memory.max", "memory.events", (("memory.swap.max", "0"), ("pids.ma
 _V1 = _Files("memory.limit_in_bytes", "memory.oom_control", (("memory.memsw.limit_in_bytes", "{memory}"),))
 
 
-def missing() -> str:
+def missing(config: SandboxConfig) -> str:
     """Return why the farm cannot use its control group; empty if it can or has none."""
     try:
-        parent = _parent(settings().scratch.absolute() / "sandboxes")
+        parent = _parent(config, config.sandboxes_folder)
         if parent is not None:
             trial = parent / f"trial-{uuid4().hex[:8]}"
             trial.mkdir()
@@ -68,13 +68,13 @@ _CPU_PERIOD = 100_000
 """Period of the CPU quota in microseconds."""
 
 
-def make(state: Path, memory_mb: int, n_processes: int, cpus: float | None = None) -> str:
+def make(config: SandboxConfig, state: Path, memory_mb: int, n_processes: int, cpus: float | None = None) -> str:
     """Create the group of a sandbox with its limits; return its path, empty if the farm has no group.
 
     `cpus` is enforced if the farm's group has the cpu controller. Raises SandboxError.
     """
     try:
-        parent = _parent(state.parent)
+        parent = _parent(config, state.parent)
         if parent is None:
             return ""
         group = parent / f"{state.name.lstrip('.')[:64]}-{uuid4().hex[:8]}"
@@ -131,12 +131,12 @@ def remove(group: str, patience_s: float = WAIT_TIMEOUT_S) -> None:
     return None
 
 
-def sweep(states: Path, all_of_it: bool = False) -> None:
+def sweep(config: SandboxConfig, states: Path, all_of_it: bool = False) -> None:
     """Remove groups that belong to no sandbox of the folder `states`; with `all_of_it`, also their parent group.
 
     A group with processes stays until they end with the first process of their sandbox.
     """
-    result = settings().cgroup
+    result = config.cgroup
     parent = None if result is None else result / _name(states)
     if parent is None or not parent.is_dir():
         return
@@ -160,12 +160,12 @@ def _processes(group: str) -> list[int]:
         return []
 
 
-def _parent(states: Path) -> Path | None:
+def _parent(config: SandboxConfig, states: Path) -> Path | None:
     """Return the parent group for the sandboxes of a folder, created if missing; None if the farm has no group.
 
     Raises SandboxError, OSError.
     """
-    path = settings().cgroup
+    path = config.cgroup
     if path is None:
         return None
     parent = path / _name(states)
@@ -181,7 +181,7 @@ def _parent(states: Path) -> Path | None:
         raise SandboxError(
             f"FARM_CGROUP={path} is neither a control group of version 2 nor one of the memory controller"
         )
-    user = sandbox_user()
+    user = sandbox_user(config.user)
     if user:
         # the monitor must be able to remove its own group after it has dropped root
         os.chown(parent, *user)

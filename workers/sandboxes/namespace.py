@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from farm.errors import SandboxError
-from farm.settings import settings
 from workers.sandboxes import cgroups
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.isolation.fork_requests import program_of
 from workers.sandboxes.provider import NodeSandboxProvider
 from workers.sandboxes.sandbox_user import give, sandbox_user
@@ -33,7 +33,7 @@ _TRY = program_of("workers.sandboxes.isolation.namespace_probe")
 
 
 @cache
-def namespaces_missing() -> str:
+def namespaces_missing(config: SandboxConfig) -> str:
     """Return why sandboxes cannot run here and how to fix that; empty if they can. The first call blocks for 50 ms."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
@@ -43,7 +43,7 @@ def namespaces_missing() -> str:
         if path.exists() and path.read_text().strip() == off:
             return f"user namespaces are switched off: as root, {remedy}"
     try:
-        done = answer_of(_try)
+        done = answer_of(partial(_try, config))
     except (SandboxError, OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if not done.returncode:
@@ -72,15 +72,15 @@ def run(argv: Sequence[str]) -> Answer:
     return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/")
 
 
-def _try() -> Answer:
-    settings().scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=settings().scratch, ignore_cleanup_errors=True) as name:
+def _try(config: SandboxConfig) -> Answer:
+    config.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=config.scratch, ignore_cleanup_errors=True) as name:
         place = Path(name)
         for folder in ("lower/folder", "upper", "work", "root"):
             (place / folder).mkdir(parents=True)
         (place / "lower/folder/file").touch()
-        give(place)
-        user = sandbox_user() or ()
+        give(place, config.user)
+        user = sandbox_user(config.user) or ()
         done = run([sys.executable, "-I", "-S", "-c", _TRY, str(Path(__file__).parents[2]), name, *map(str, user)])
         # overlayfs leaves a folder that only root of the owner's user namespace can enter
         shutil.rmtree(place / "work", onerror=lambda _, path, __: Path(path).chmod(0o700))
@@ -94,4 +94,4 @@ class NamespaceProvider(NodeSandboxProvider):
     priority: ClassVar[int] = 10
 
     def missing(self) -> str:
-        return namespaces_missing() or cgroups.missing()
+        return namespaces_missing(self.config) or cgroups.missing(self.config)

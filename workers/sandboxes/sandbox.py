@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Literal
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.plugins.interfaces import ExecResult, Kernel
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.layered_image import OF_USERS, image_user
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.lifecycle.start import SOCKETS
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder, terminate
+from workers.sandboxes.lifecycle.state import SandboxRecord, terminate
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 from workers.sandboxes.processes.sandbox_process import Collector, LimitEvents, SandboxProcess, check_words, memory_file
@@ -60,6 +61,7 @@ class NodeSandbox(Transfer):
 
     def __init__(
         self,
+        config: SandboxConfig,
         record: SandboxRecord,
         spec: SandboxSpec,
         bin_folders: Sequence[str] = (),
@@ -67,15 +69,17 @@ class NodeSandbox(Transfer):
         *,
         network: bool | None = None,
         users: ViewOfUsers | None = None,
-        config: ImageConfig | None = None,
+        image_config: ImageConfig | None = None,
     ) -> None:
         super().__init__(record.sandbox_id, spec.workdir, spec.limits.disk_mb)
-        self.socket_folder = folder(record.sandbox_id) / SOCKETS
+        self.config = config
+        self.folder = record.folder
+        self.socket_folder = record.folder / SOCKETS
         self.users = users or ViewOfUsers("", (0, 0), ())
         self.identity = self.users.user
         """The user and group as which programs are started from now on."""
         self._record = record
-        self._config = config or ImageConfig()
+        self._image_config = image_config or ImageConfig()
         self._spec = spec
         self._network = spec.network if network is None else network
         self._cpus = chosen_cpus(record.sandbox_id, spec.cpus)
@@ -92,23 +96,23 @@ class NodeSandbox(Transfer):
         return result
 
     def image_config(self) -> ImageConfig:
-        return self._config
+        return self._image_config
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of every command. It contains nothing of the worker's environment."""
         return {**ENVIRONMENT, **self._variables, **self._spec.env, **(more or {})}
 
     def notices(self) -> LimitEvents:
-        return LimitEvents(folder(self.sandbox_id), self._record.cgroup)
+        return LimitEvents(self.folder, self._record.cgroup)
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
         view = self.users.view
-        if view == "kept" and has_owners([str(folder(self.sandbox_id) / "upper")]):
+        if view == "kept" and has_owners([str(self.folder / "upper")]):
             view = "shown"
         return {
             "pid": self._record.first.pid,
             "started": self._record.first.started,
-            "user": sandbox_user(),
+            "user": sandbox_user(self.config.user),
             "network": self._network,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
@@ -123,12 +127,12 @@ class NodeSandbox(Transfer):
 
     def limits_reached(self) -> str:
         """Return the limits reached since the start of the sandbox, in words; call it while the sandbox exists."""
-        return LimitEvents(folder(self.sandbox_id), self._record.cgroup, from_start=True).take()
+        return LimitEvents(self.folder, self._record.cgroup, from_start=True).take()
 
     def disk_use(self) -> DiskUse | None:
         """Return a measurement of its disk usage from now on; None if it is gone."""
         try:
-            return DiskUse(folder(self.sandbox_id), self._record.first.pid)
+            return DiskUse(self.folder, self._record.first.pid)
         except OSError:
             return None
 

@@ -10,15 +10,13 @@ from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
-from farm.settings import settings
 
 
 @cache
-def sandbox_user() -> tuple[int, int] | None:
+def sandbox_user(name: str) -> tuple[int, int] | None:
     """Return the user and group id of sandboxes if this process is root, else None. Raises SandboxError."""
     if os.geteuid() != 0:
         return None
-    name = settings().sandbox_user
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -29,7 +27,7 @@ def sandbox_user() -> tuple[int, int] | None:
 
 
 @cache
-def drop_privileges() -> tuple[str, ...]:
+def drop_privileges(name: str) -> tuple[str, ...]:
     """Return the command prefix that runs a host command as the sandbox user. Raises SandboxError.
 
     `setpriv` is used because the options of Popen would fork the whole worker.
@@ -37,17 +35,17 @@ def drop_privileges() -> tuple[str, ...]:
     path = shutil.which("setpriv")
     if path is None:
         raise SandboxError("this node has no `setpriv`: install util-linux")
-    user = sandbox_user()
+    user = sandbox_user(name)
     words = ("--reuid", str(user[0]), "--regid", str(user[1]), "--clear-groups") if user else ()
     return (path, "--no-new-privs", *words)
 
 
-def give(folder: Path) -> None:
+def give(folder: Path, name: str) -> None:
     """Change the owner of a tree to the sandbox user. Links are not followed, and modes are kept. Blocks.
 
     An overlay cannot change a file whose owner or group is not mapped in the sandbox (EOVERFLOW).
     """
-    user = sandbox_user()
+    user = sandbox_user(name)
     if user is None:
         return
     _give(folder, user)

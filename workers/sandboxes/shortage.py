@@ -20,14 +20,14 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from operator import sub
 from pathlib import Path
 
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.isolation.layer_size import size_of_few, usage_and_closed
 from workers.sandboxes.isolation.memfd import held, own_mounts
 from workers.sandboxes.resource_exhaustion import REMEDIES
@@ -56,9 +56,10 @@ _MOST_OF_THE_TIME = 10
 class ShortageWindow:
     """The shortages during one block. A cause is `disk`, `memory`, `processes` or `files`."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: _Sampler) -> None:
         self._began = time.monotonic()
-        self._counted = _SAMPLER.counted()
+        self._sampler = sampler
+        self._counted = sampler.counted()
         self._excused: set[str] = set()
         self._kept: dict[str, str] = {}
         self._uses: list[DiskUse] = []
@@ -77,12 +78,12 @@ class ShortageWindow:
     def follow(self, use: DiskUse) -> None:
         """Ignore a full disk if this sandbox filled it; `close` closes `use`."""
         self._uses.append(use)
-        _SAMPLER.follow(use)
+        self._sampler.follow(use)
 
     def close(self) -> None:
         """Stop following all sandboxes."""
         for use in self._uses:
-            _SAMPLER.leave(use)
+            self._sampler.leave(use)
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:
@@ -90,7 +91,7 @@ class ShortageWindow:
         kept = self._seen()
         yield
         self._kept = kept
-        self._counted = _counts()
+        self._counted = self._sampler.counts()
         self._began = time.monotonic()
 
     def excuse(self, reached: str) -> None:
@@ -105,10 +106,10 @@ class ShortageWindow:
         return "; ".join(words for cause, words in seen.items() if cause not in out)
 
     def _seen(self) -> dict[str, str]:
-        _SAMPLER.sample()
+        self._sampler.sample()
         words = {"memory": REMEDIES[errno.ENOMEM], "processes": REMEDIES[errno.EAGAIN]}
-        grown = {cause: words[cause] for cause, n in _counts().items() if n > self._counted.get(cause, n)}
-        return {**grown, **_SAMPLER.since(self._began), **self._kept}
+        grown = {cause: words[cause] for cause, n in self._sampler.counts().items() if n > self._counted.get(cause, n)}
+        return {**grown, **self._sampler.since(self._began), **self._kept}
 
 
 _CURRENT: ContextVar[ShortageWindow | None] = ContextVar("shortage_window", default=None)
@@ -158,16 +159,18 @@ def used_up(meminfo: str, *, strict: bool) -> bool:
 
 
 @contextmanager
-def watched() -> Iterator[ShortageWindow]:
+def watched(config: SandboxConfig) -> Iterator[ShortageWindow]:
     """Watch the node while the block runs."""
-    with _SAMPLER.running(), contextlib.closing(ShortageWindow()) as window:
+    sampler = _sampler(config.scratch, config.cgroup)
+    with sampler.running(), contextlib.closing(ShortageWindow(sampler)) as window:
         yield window
 
 
 class _Sampler:
     """A thread that samples periodically while anything is watched, and a little longer, as starting one takes time."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Path, cgroup: Path | None) -> None:
+        self._scratch, self._cgroup = scratch, cgroup
         self._lock = threading.Lock()
         self._n = 0
         self._watched_at = 0.0
@@ -206,12 +209,12 @@ class _Sampler:
     def _run(self) -> None:
         due = 0.0
         while not self._is_over():
-            time.sleep(_pause_s())
+            time.sleep(_pause_s(self._scratch))
             if time.monotonic() >= due:
                 self.sample()
                 due = time.monotonic() + SAMPLE_S
             else:
-                self._look("disk", _disk)
+                self._look("disk", partial(_disk, self._scratch))
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -223,12 +226,20 @@ class _Sampler:
     def counted(self) -> dict[str, int]:
         """Return the kernel's counters, at most one sample interval old; later increases count as shortages."""
         if time.monotonic() - self._counted[0] > SAMPLE_S:
-            self._counted = time.monotonic(), _counts()
+            self._counted = time.monotonic(), self.counts()
         return self._counted[1]
 
+    def counts(self) -> dict[str, int]:
+        """Return the kernel's counters of OOM kills and refused forks, of this process's control group if possible."""
+        refusals_in = _counted_in()[1]
+        counts = {"memory": n_kills(self._cgroup), "processes": _count(refusals_in, "max") if refusals_in else None}
+        return {cause: n for cause, n in counts.items() if n is not None}
+
     def sample(self) -> None:
-        for cause, look in _SHORT.items():
-            self._look(cause, look)
+        # memory is not sampled, only its kernel counter is compared
+        self._look("disk", partial(_disk, self._scratch))
+        self._look("processes", _processes)
+        self._look("files", _files)
 
     def _look(self, cause: str, look: Callable[[], str]) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -238,7 +249,7 @@ class _Sampler:
                 with self._lock:
                     if began >= self._seen.get(cause, (began,))[0]:
                         self._seen[cause] = began, words
-            if cause == "disk" and (words or _pause_s() < SAMPLE_S):
+            if cause == "disk" and (words or _pause_s(self._scratch) < SAMPLE_S):
                 self._measure(full=bool(words))
 
     def _measure(self, *, full: bool) -> None:
@@ -251,8 +262,8 @@ class _Sampler:
         return {cause: words for cause, (seen, words) in list(self._seen.items()) if seen >= began}
 
 
-def _disk() -> str:
-    room = os.statvfs(settings().scratch)
+def _disk(scratch: Path) -> str:
+    room = os.statvfs(scratch)
     least = min(MIN_BYTES, room.f_blocks * room.f_frsize // _SHARE)
     full = room.f_bavail * room.f_frsize < least
     if full or (room.f_files and room.f_favail < min(MIN_FILES, room.f_files // _SHARE)):
@@ -260,10 +271,10 @@ def _disk() -> str:
     return ""
 
 
-def _pause_s() -> float:
+def _pause_s(scratch: Path) -> float:
     """Return the seconds until a disk with this free space can be full, at most the interval of the other samples."""
     with contextlib.suppress(OSError):
-        room = os.statvfs(settings().scratch)
+        room = os.statvfs(scratch)
         bytes_s = room.f_bavail * room.f_frsize / BYTES_PER_S
         files_s = room.f_favail / FILES_PER_S if room.f_files else SAMPLE_S
         return max(SOONEST_S, min(SAMPLE_S, bytes_s, files_s))
@@ -286,16 +297,7 @@ def _files() -> str:
     return REMEDIES[errno.ENFILE] if n > _NEARLY * most else ""
 
 
-_SHORT: Mapping[str, Callable[[], str]] = {
-    "disk": _disk,
-    "processes": _processes,
-    "files": _files,
-    # memory is not sampled, only its kernel counter is compared
-    "memory": str,
-}
-
-
-def n_kills() -> int | None:
+def n_kills(cgroup: Path | None) -> int | None:
     """Return the number of OOM kills, except those at a sandbox's own limit; None if they cannot be told apart.
 
     Kills in this process's control group count, because another job of the machine may have reached only its own limit.
@@ -304,17 +306,10 @@ def n_kills() -> int | None:
     counted_in = _counted_in()[0]
     n = _count(counted_in, "oom_kill")
     # a version 1 group counts only its own processes, not those in the groups of sandboxes
-    if n is None or not settings().cgroup or counted_in.endswith("/memory.oom_control"):
+    if n is None or not cgroup or counted_in.endswith("/memory.oom_control"):
         return n
-    own = _count(f"{settings().cgroup}/memory.events", "oom_kill")
+    own = _count(f"{cgroup}/memory.events", "oom_kill")
     return None if own is None else n - own
-
-
-def _counts() -> dict[str, int]:
-    """Return the kernel's counters of OOM kills and refused forks, of this process's control group if possible."""
-    refusals_in = _counted_in()[1]
-    counts = {"memory": n_kills(), "processes": _count(refusals_in, "max") if refusals_in else None}
-    return {cause: n for cause, n in counts.items() if n is not None}
 
 
 @cache
@@ -440,4 +435,6 @@ def _is_much(room: int, taken: int) -> bool:
     return room > 0 and taken >= room / _DISK_SHARE
 
 
-_SAMPLER = _Sampler()
+@cache
+def _sampler(scratch: Path, cgroup: Path | None) -> _Sampler:
+    return _Sampler(scratch, cgroup)

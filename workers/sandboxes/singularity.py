@@ -16,6 +16,7 @@ from typing import ClassVar
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from workers.sandboxes import cgroups
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.runtime import APPTAINER_REMEDY, exec_command, exposure, program
 from workers.sandboxes.isolation.monitor import MASKED
 from workers.sandboxes.lifecycle.start import SOCKETS
@@ -33,26 +34,28 @@ _NO_NETWORK = ("--net", "--network", "none")
 
 
 @cache
-def _missing() -> str:
-    path = program()
+def _missing(config: SandboxConfig) -> str:
+    path = program(config)
     if path is None:
         return f"no apptainer or singularity on PATH: {APPTAINER_REMEDY}"
     try:
         # if only the monitor can open its folder to the sandbox user, it suffices that it runs for this process's user
-        drop = [] if exposure()[0] else drop_privileges()
+        drop = [] if exposure(config)[0] else drop_privileges(config.user)
         done = answer_of(lambda: run([*drop, str(path), "--version"]))
     except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode:
         return f"{path} does not run for the sandbox user: {done.stderr.strip()[-300:]}"
-    return namespaces_missing()
+    return namespaces_missing(config)
 
 
-def _runtime(state: Path, binds: dict[str, str], spec: SandboxSpec) -> tuple[list[str], dict[str, str]]:
+def _runtime(
+    config: SandboxConfig, state: Path, binds: dict[str, str], spec: SandboxSpec
+) -> tuple[list[str], dict[str, str]]:
     options = [*_OPTIONS, *(() if spec.network else _NO_NETWORK), "--pwd", spec.workdir]
     masks = [word for name in MASKED if Path(name).exists() for word in ("--bind", f"/dev/null:{name}")]
     own_binds = ["--bind", f"{state / SOCKETS}:/run/farm", "--bind", "/proc/sys:/proc/sys:ro"]
-    command = exec_command(state / "root", binds, [*options, *own_binds, *masks])
+    command = exec_command(config, state / "root", binds, [*options, *own_binds, *masks])
     own = str(state / "runtime")
     # Apptainer's own state, which is by default in a home folder that nodes may share
     names = (
@@ -74,4 +77,4 @@ class SingularityProvider(NodeSandboxProvider):
     runtime = staticmethod(_runtime)
 
     def missing(self) -> str:
-        return _missing() or cgroups.missing()
+        return _missing(self.config) or cgroups.missing(self.config)

@@ -14,8 +14,10 @@ from farm.errors import EvaluatorError, HandlerError, LayerMissing
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
+from farm.settings import settings
 from workers.plugins.handler import NothingLeft, RestoredFiles
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.lifecycle import layers, left_layers
 from workers.sandboxes.optional_protocols import CopiesLayers, KeepsLayers, keeps_layers
@@ -62,7 +64,7 @@ async def keep_layer(
     with off_clock(left_layers.PACK_S):
         await keeper.stop_keeping(sandbox, name)
         found = await _restore(job, source, name, restored)
-        packed = await asyncio.to_thread(left_layers.packed, name, store.max_bytes)
+        packed = await asyncio.to_thread(left_layers.packed, SandboxConfig.of(settings()), name, store.max_bytes)
         if packed is not None:
             await store.save(*packed)
     if packed is None:
@@ -108,7 +110,7 @@ async def copied_layer(
         found = await _restore(job, source, name, restored)
         yield KeptLayer(name=name, attempt=job.attempt, stored=False, **found)
     finally:
-        await asyncio.to_thread(layers.discard, name)
+        await asyncio.to_thread(layers.discard, SandboxConfig.of(settings()), name)
 
 
 async def open_layer(
@@ -128,8 +130,8 @@ async def open_layer(
             f"{job.rollout_id}: the policy's files need the image, packages and archives of its own sandbox; the "
             "evaluator asked for others"
         )
-    keeper = _keeper(job, source)
-    if not layers.exists(layer.name):
+    keeper, config = _keeper(job, source), SandboxConfig.of(settings())
+    if not layers.exists(config, layer.name):
         if not layer.stored:
             raise LayerMissing(
                 f"{job.rollout_id}: cannot be scored again: the files of its policy were larger than FARM_LAYER_MB and "
@@ -137,7 +139,7 @@ async def open_layer(
             )
         with off_clock(left_layers.PACK_S):
             data = await store.load(layer)
-            await asyncio.to_thread(left_layers.unpack, layer.name, data, store.max_bytes)
+            await asyncio.to_thread(left_layers.unpack, config, layer.name, data, store.max_bytes)
     return await keeper.start_on(sandbox_id, source.spec, layer.name)
 
 

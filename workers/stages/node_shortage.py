@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from farm.errors import EngineError, RolloutError, StaleRollout
+from farm.settings import settings
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.shortage import ShortageWindow, exhausted, watched
 
@@ -59,7 +61,7 @@ async def healthy_node(rollout_id: str, what: str, error_type: type[RolloutError
 
     Engine errors and errors of changed weights propagate unchanged, as they are no results.
     """
-    with watched() as window, window.as_current():
+    with watched(SandboxConfig.of(settings())) as window, window.as_current():
         node_health = NodeHealth(window)
         try:
             yield node_health

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from farm.errors import SandboxError, ToolError
 from farm.records.request import SandboxLimits, SandboxSpec
+from farm.settings import settings
 from workers.conformance.outside import processes_with
 from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, Shell
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
@@ -206,6 +208,7 @@ class LocalSandbox:
     """
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec, place: Path | None = None) -> None:
+        self.config = SandboxConfig.of(settings())
         self.sandbox_id = sandbox_id
         self._place = place or Path(tempfile.mkdtemp(prefix="local-sandbox-"))
         # No other sandbox's mark begins with this one.

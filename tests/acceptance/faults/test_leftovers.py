@@ -25,13 +25,14 @@ import pytest
 from farm.embedded.node_folder import locked
 from farm.records.request import SandboxSpec
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in, python
 from tests.services.farms import farm_folder, until
 from tests.services.soak import at_length, repeats
 from workers.sandboxes.isolation.namespaces import started_at
 from workers.sandboxes.lifecycle.reaper import sweep_all, sweep_dead_nodes
-from workers.sandboxes.lifecycle.state import Process, SandboxRecord, folder_of_all
+from workers.sandboxes.lifecycle.state import Process, SandboxRecord
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.remove_tree import remove
 
@@ -115,7 +116,7 @@ class _Node:
         processes = [f"{what} {pid}" for what, pids in self.processes().items() for pid in pids]
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self._folder) in line]
         # not by rglob, which fails on files that are removed during the walk
-        walk = os.walk(folder_of_all())
+        walk = os.walk(sandbox_config().sandboxes_folder)
         return processes + mounts + [f"{parent}/{name}" for parent, folders, files in walk for name in folders + files]
 
 
@@ -150,7 +151,7 @@ def _stat(process: Path) -> list[str]:
 
 def sandboxes() -> list[SandboxRecord]:
     """Return the records of the sandboxes that are up."""
-    parent = folder_of_all()
+    parent = sandbox_config().sandboxes_folder
     records = [SandboxRecord.load(path) for path in parent.iterdir()] if parent.is_dir() else []
     return [record for record in records if record and record.first.alive() and record.monitor.alive()]
 
@@ -172,7 +173,7 @@ def test_all_processes_end_with_their_supervisor(folder: Path) -> None:
         node.kill()
     # all but the folders of sandboxes whose monitor was killed, which cannot be removed before the next start
     until(lambda: not node.processes(), lambda: f"all processes have ended: {node.processes()}", 60)
-    sweep_all()
+    sweep_all(sandbox_config())
     assert node.left() == []
 
 
@@ -214,7 +215,7 @@ def test_random_kills_leave_nothing_on_the_node(folder: Path) -> None:
     finally:
         node.kill()
     until(lambda: "worker" not in node.processes(), "the workers have ended with the supervisor")
-    sweep_all()
+    sweep_all(sandbox_config())
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
 
 
@@ -297,7 +298,7 @@ def test_sandbox_ends_with_its_killed_monitor(folder: Path) -> None:
         until(lambda: not any(record.first.alive() for record in records), "the sandboxes end with their monitors")
     finally:
         node.kill()
-    sweep_all()
+    sweep_all(sandbox_config())
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
 
 
@@ -313,7 +314,7 @@ def test_stopped_runtime_ends_with_its_killed_monitor(folder: Path) -> None:
             node.send_signal(record.monitor.pid, signal.SIGKILL)
     finally:
         node.kill()
-    sweep_all()
+    sweep_all(sandbox_config())
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()} of {stopped}")
 
 
@@ -325,7 +326,7 @@ def test_leftovers_of_killed_node_are_swept_by_its_neighbour(folder: Path) -> No
         settings.cache_clear()
         asyncio.run(NamespaceProvider().start("one", SandboxSpec()))
         (folder / "scratch" / name / "lock").touch()
-        record = SandboxRecord.load(folder_of_all() / "one")
+        record = SandboxRecord.load(sandbox_config().sandboxes_folder / "one")
         assert record
         return record
 
@@ -336,9 +337,9 @@ def test_leftovers_of_killed_node_are_swept_by_its_neighbour(folder: Path) -> No
         with locked(folder / "scratch/alive/lock", "it lives"):
             monkeypatch.setenv("FARM_SCRATCH", str(folder / "scratch/own"))
             settings.cache_clear()
-            assert sweep_dead_nodes() == ["dead"]
+            assert sweep_dead_nodes(sandbox_config()) == ["dead"]
             assert alive.first.alive()
-        assert sweep_dead_nodes() == ["alive"]
+        assert sweep_dead_nodes(sandbox_config()) == ["alive"]
         assert not alive.first.alive()
     settings.cache_clear()
     assert not {"dead", "alive"} & {path.name for path in (folder / "scratch").iterdir()}

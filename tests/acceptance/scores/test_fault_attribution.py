@@ -21,6 +21,7 @@ from farm.records.request import BatchSettings, Limits, SandboxLimits, SandboxSp
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import farm_folder, until
@@ -181,7 +182,7 @@ def test_right_solution_never_scores_zero_on_a_full_disk(what: str) -> None:
 
 
 def test_sandbox_at_its_own_disk_limit_is_charged_to_the_policy() -> None:
-    with small_scratch("size=120m"), shortage.watched() as life:
+    with small_scratch("size=120m"), shortage.watched(sandbox_config()) as life:
         life.on_disk = True
         (settings().scratch / "filler").write_bytes(bytes(118 << 20))
         assert "disk is full" in life.reason()
@@ -190,7 +191,7 @@ def test_sandbox_at_its_own_disk_limit_is_charged_to_the_policy() -> None:
 
 
 def test_full_disk_is_ignored_when_the_rollout_does_not_use_it() -> None:
-    with small_scratch("size=120m"), shortage.watched() as life:
+    with small_scratch("size=120m"), shortage.watched(sandbox_config()) as life:
         (settings().scratch / "filler").write_bytes(bytes(118 << 20))
         assert life.reason() == ""
 
@@ -260,7 +261,7 @@ def test_memory_error_on_a_node_without_memory_is_a_shortage() -> None:
     code = (
         "import resource as r; from pathlib import Path; from workers.sandboxes.shortage import exhausted\n"
         "assert not exhausted(MemoryError())\n"
-        "n = int(Path('/proc/self/statm').read_text().split()[0]) * r.getpagesize() + (1 << 20)\n"
+        "n = int(Path('/proc/self/statm').read_text().split()[0]) * r.getpagesize() + (1 << 18)\n"
         "r.setrlimit(r.RLIMIT_AS, (n, r.RLIM_INFINITY))\n"
         "assert 'no memory left' in exhausted(MemoryError())"
     )

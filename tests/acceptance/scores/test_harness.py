@@ -21,6 +21,7 @@ from farm.errors import AgentError, EngineError
 from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall
+from testkit.scratch_folder import sandbox_config
 from tests.agents.issue_rollout import FIX, SWE, run_rollout
 from tests.conftest import absent
 from tests.services.environments import lend_environment
@@ -73,7 +74,7 @@ def mini_swe_agent() -> Iterator[None]:
             patch.setattr(mini_swe_agent_module, "MINI_SWE_AGENT", replace(MINI_SWE_AGENT, packages=packages))
         agent = mini_swe_agent_module.MINI_SWE_AGENT
         lend_environment(agent.packages)
-        ((folder, _), *_) = agent_environment(agent.packages, image("host")).binds
+        ((folder, _), *_) = agent_environment(sandbox_config(), agent.packages, image(sandbox_config(), "host")).binds
         # the instance's requirements are installed with their dependencies
         patch.delenv("PIP_NO_DEPS", raising=False)
         if SOAK_MINUTES:

@@ -237,13 +237,14 @@ import asyncio, sys
 from dataclasses import replace
 from tests.acceptance.scores.test_own_shortages import RIGHT, SUM, SandboxLimits, SandboxSpec, scored
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
+from farm.settings import settings
 from workers.sandboxes.shortage import n_kills
 spec = SandboxSpec(limits=SandboxLimits(memory_mb=8192))
 for program in (RIGHT, sys.argv[1]):
-    before = n_kills()
+    before = n_kills(settings().cgroup)
     evaluator = ProgramTestsEvaluator(replace(SUM, memory_mb=8000))
     score = asyncio.run(scored(evaluator, {"solution.py": program}, "namespace", spec, 100.0))
-    print(score, n_kills() > before)
+    print(score, n_kills(settings().cgroup) > before)
 """
 
 

@@ -14,6 +14,7 @@ import farm
 from farm.cli.main import main
 from farm.client.farm import Farm
 from farm.client.local import LocalFarm
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.doubles import EngineDouble
@@ -59,7 +60,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with farm_folder() as folder, ExitStack() as stack:
         with farm_in(folder):
             for name in ("debian:bookworm-slim", "python:3.11-slim"):
-                set_alias(name, str(task_base(base) if name.startswith("debian") else base))
+                set_alias(sandbox_config(), name, str(task_base(base) if name.startswith("debian") else base))
         here = stack.enter_context(embedded(folder, FARM_SANDBOX="namespace"))
         local = stack.enter_context(farm.connect(here.store_url, broker_url=here.broker_url))
         assert isinstance(local, LocalFarm)

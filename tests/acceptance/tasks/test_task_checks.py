@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from tests.integration.tasks.harbor_hacks import write_task
 from tests.services.soak import at_length
 from tests.services.task_images import task_base
@@ -91,7 +92,7 @@ echo "{\\"reward\\": $(cat /app/answer.txt || echo 0), \\"style\\": 0.5}" > /log
     base = place / "other-base"
     base.mkdir()
     task_base(base)
-    set_alias("base:1", str(base))
+    set_alias(sandbox_config(), "base:1", str(base))
     (folder / "environment/Dockerfile").write_text("FROM base:1\nWORKDIR /app\n")
     first = json.loads(check(folder, "--json", "--reward", "reward").stdout)
     assert (first["sound"], first["known"], first["rewards"]) == (True, False, {"reward": 1.0, "style": 0.5})

@@ -18,6 +18,7 @@ import pytest
 
 from farm.errors import ImageError
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import processes_with, python
 from tests.services.commands import output_of
 from tests.services.farms import until
@@ -26,10 +27,11 @@ from tests.services.servers.registry import registry
 from tests.services.soak import ONLY
 from workers.cli.images import main as images_main
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import use_mark
 from workers.sandboxes.images.environments import interpreter_for
 from workers.sandboxes.images.image import image
-from workers.sandboxes.images.image_cache import CachedImage, cached_parts, entries, images
+from workers.sandboxes.images.image_cache import CachedImage, cached_parts, entries
 from workers.sandboxes.images.image_pruning import beyond, prune, unused_since
 from workers.testing.plugin_path import python_path
 
@@ -39,7 +41,12 @@ Start = Callable[..., Sandbox]
 FARM = str(Path(sys.executable).parent / "farm")
 UUID = "cat /proc/sys/kernel/random/uuid >/etc/built"
 """A command whose output differs in each build."""
-BUILD = "import sys; from workers.sandboxes.images.image import image; print(image(sys.argv[1]).folder)"
+BUILD = """
+import sys
+from testkit.scratch_folder import sandbox_config
+from workers.sandboxes.images.image import image
+print(image(sandbox_config(), sys.argv[1]).folder)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +82,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def built(path: Path) -> str:
-    return (image(str(path)).folder / "etc/built").read_text()
+    return (image(sandbox_config(), str(path)).folder / "etc/built").read_text()
 
 
 def built_elsewhere(path: Path, **env: str) -> str:
@@ -88,7 +95,7 @@ def built_elsewhere(path: Path, **env: str) -> str:
 
 def half_built() -> list[str]:
     """Return the temporary files that exist only during a build."""
-    left = [str(path) for path in images().glob("*.new.*")]
+    left = [str(path) for path in sandbox_config().images_folder.glob("*.new.*")]
     return left + [str(path) for at in ("", "images-*/") for path in settings().scratch.glob(f"{at}runtime/build-*")]
 
 
@@ -108,22 +115,22 @@ def ended(sleeper: str) -> bool:
 
 
 def cached_names() -> set[str]:
-    return {name for entry in entries() for name in entry.names}
+    return {name for entry in entries(sandbox_config()) for name in entry.names}
 
 
 def entry_of(path: Path) -> CachedImage:
-    return next(entry for entry in entries() if str(path) in entry.names)
+    return next(entry for entry in entries(sandbox_config()) if str(path) in entry.names)
 
 
 def use_long_ago() -> None:
     """Make all images look unused for an hour."""
-    for mark in images().glob("*/used/*"):
+    for mark in sandbox_config().images_folder.glob("*/used/*"):
         os.utime(mark, (time.time() - 3600, time.time() - 3600))
 
 
-def test_concurrent_processes_build_an_image_once(sif: Path) -> None:
+def test_concurrent_processes_build_an_image_once(sif: Path, config: SandboxConfig) -> None:
     with registry(sif.with_suffix("")) as (names, content):
-        image(f"{names}/team/small:alone")
+        image(config, f"{names}/team/small:alone")
         processes = [
             python(
                 f"import sys; sys.argv = ['', '{names}/team/small:four']; {BUILD}",
@@ -156,26 +163,26 @@ def test_copied_files_are_part_of_the_image_key(define: Callable[[str], Path]) -
     assert built(path) != first
 
 
-def test_failure_is_cached_for_all_callers_until_a_retry(define: Callable[[str], Path]) -> None:
+def test_failure_is_cached_for_all_callers_until_a_retry(define: Callable[[str], Path], config: SandboxConfig) -> None:
     path = define("echo once >&2; cat /proc/sys/kernel/random/uuid; exit 1")
     messages = set()
     for _ in range(3):
         with pytest.raises(ImageError, match="once") as raised:
-            image(str(path))
+            image(config, str(path))
         messages.add(str(raised.value))
     assert len(messages) == 1, "built once"
     with pytest.raises(ImageError) as raised:
-        image(str(path), retry=True)
+        image(config, str(path), retry=True)
     assert str(raised.value) not in messages
 
 
-def test_transient_failure_is_retried_soon(define: Callable[[str], Path]) -> None:
+def test_transient_failure_is_retried_soon(define: Callable[[str], Path], config: SandboxConfig) -> None:
     path = define("cat /proc/sys/kernel/random/uuid; echo No space left on device; exit 1")
     messages = set()
 
     def fails_otherwise() -> bool:
         with pytest.raises(ImageError) as raised:
-            image(str(path))
+            image(config, str(path))
         assert raised.value.retryable
         messages.add(str(raised.value))
         return len(messages) == 2
@@ -215,7 +222,7 @@ def test_definition_edited_during_its_build_is_not_cached(define: Callable[[str]
     assert str(path) not in cached_names()
 
 
-def test_scratch_mode_rebuilds_once_per_farm(define: Callable[[str], Path]) -> None:
+def test_scratch_mode_rebuilds_once_per_farm(define: Callable[[str], Path], config: SandboxConfig) -> None:
     path = define(UUID)
     first = built(path)
     assert built_elsewhere(path) == first
@@ -226,11 +233,11 @@ def test_scratch_mode_rebuilds_once_per_farm(define: Callable[[str], Path]) -> N
     third = built_elsewhere(path, FARM_IMAGE_CACHE="scratch", FARM_STARTED_AT=began)
     assert third != second
     assert built_elsewhere(path, FARM_IMAGE_CACHE="scratch", FARM_STARTED_AT=began) == third, "the same farm"
-    assert prune([]) == []
-    assert not list(images().glob("*.old.*")), "nobody used the replaced ones"
+    assert prune(config, []) == []
+    assert not list(config.images_folder.glob("*.old.*")), "nobody used the replaced ones"
 
 
-def test_lock_mode_keeps_the_image_of_a_name(define: Callable[[str], Path]) -> None:
+def test_lock_mode_keeps_the_image_of_a_name(define: Callable[[str], Path], config: SandboxConfig) -> None:
     path = define(UUID)
     first = built_elsewhere(path, FARM_IMAGE_CACHE="lock")
     define(f"{UUID}; true")
@@ -242,7 +249,7 @@ def test_lock_mode_keeps_the_image_of_a_name(define: Callable[[str], Path]) -> N
     second = built_elsewhere(path, FARM_IMAGE_CACHE="lock")
     assert second != first
     use_long_ago()
-    prune(entries())
+    prune(config, entries(config))
     define(f"{UUID}; true; true")
     process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}", FARM_IMAGE_CACHE="lock")
     assert process.wait() != 0, "it is locked to what is gone"
@@ -263,20 +270,21 @@ def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
 
 def pruned_parts() -> set[str]:
     """Prune all unused parts other than images; return the reasons for which some are kept."""
-    for each in cached_parts():
+    config = sandbox_config()
+    for each in cached_parts(config):
         os.utime(use_mark(each.folder), (1, 1))
-    return {result.kept for result in prune(cached_parts())}
+    return {result.kept for result in prune(config, cached_parts(config))}
 
 
-def test_pruning_keeps_images_in_use(start: Start, run: Run, sif: Path) -> None:
+def test_pruning_keeps_images_in_use(start: Start, run: Run, sif: Path, config: SandboxConfig) -> None:
     """One of two images is in use by a sandbox."""
     use_long_ago()
-    prune(entries())
+    prune(config, entries(config))
     sandbox = start(image=str(sif))
-    image("host")
-    assert {result.kept.split()[0] for result in prune(entries())} == {"used"}, "a moment ago"
+    image(config, "host")
+    assert {result.kept.split()[0] for result in prune(config, entries(config))} == {"used"}, "a moment ago"
     use_long_ago()
-    value = {result.entry.names: result.kept for result in prune(entries())}
+    value = {result.entry.names: result.kept for result in prune(config, entries(config))}
     assert value == {(str(sif),): "a sandbox uses it", ("host",): ""}
     assert "in use" in farm("list")
     # a system Python is bound unchanged
@@ -284,39 +292,43 @@ def test_pruning_keeps_images_in_use(start: Start, run: Run, sif: Path) -> None:
     assert ("a sandbox uses it" in pruned_parts()) is has_environment
     assert run(sandbox.exec(["rm", "-r", "/opt/data"], timeout_s=5)).code == 0
     run(sandbox.stop())
-    assert [result.kept for result in prune(entries())] == [""]
+    assert [result.kept for result in prune(config, entries(config))] == [""]
     assert pruned_parts() <= {""}
     notes = {"pins", "built_instead"}
-    assert [path for path in images().iterdir() if path.name not in notes and path.suffix != ".failed"] == []
+    assert [
+        path for path in config.images_folder.iterdir() if path.name not in notes and path.suffix != ".failed"
+    ] == []
 
 
-def test_pruning_keeps_images_used_on_another_node(sif: Path) -> None:
-    image(str(sif))
+def test_pruning_keeps_images_used_on_another_node(sif: Path, config: SandboxConfig) -> None:
+    image(config, str(sif))
     entry = entry_of(sif)
     (entry.folder / "used/another").touch()
     use_long_ago()
     os.utime(entry.folder / "used/another")
     entry = entry_of(sif)
-    assert prune([entry])[0].kept.startswith("used on another")
+    assert prune(config, [entry])[0].kept.startswith("used on another")
     os.utime(entry.folder / "used/another", (0, 0))
     entry = entry_of(sif)
-    assert prune([entry])[0].kept == ""
+    assert prune(config, [entry])[0].kept == ""
 
 
-def test_least_recently_used_images_are_pruned_first(sif: Path, define: Callable[[str], Path]) -> None:
+def test_least_recently_used_images_are_pruned_first(
+    sif: Path, define: Callable[[str], Path], config: SandboxConfig
+) -> None:
     use_long_ago()
-    prune(entries())
-    image(str(sif))
-    image(str(define(UUID)))
-    older, newer = sorted(entries(), key=lambda entry: entry.card.built_at)
+    prune(config, entries(config))
+    image(config, str(sif))
+    image(config, str(define(UUID)))
+    older, newer = sorted(entries(config), key=lambda entry: entry.card.built_at)
     os.utime(older.folder / "used" / os.uname().nodename, (1, 1))
-    assert [entry.card.key for entry in unused_since(time.time() - 60)] == [older.card.key]
+    assert [entry.card.key for entry in unused_since(config, time.time() - 60)] == [older.card.key]
     # environments of the sandboxes of other tests, which were used before the newer ones
-    others = list(cached_parts())
+    others = list(cached_parts(config))
     room = newer.card.n_bytes + sum(each.card.n_bytes for each in others)
-    assert [entry.card.key for entry in beyond(room)] == [older.card.key]
-    assert beyond(room + older.card.n_bytes) == []
-    assert len(beyond(0)) == 2 + len(others)
+    assert [entry.card.key for entry in beyond(config, room)] == [older.card.key]
+    assert beyond(config, room + older.card.n_bytes) == []
+    assert len(beyond(config, 0)) == 2 + len(others)
 
 
 def test_image_commands_build_list_and_prune(sif: Path, define: Callable[[str], Path]) -> None:

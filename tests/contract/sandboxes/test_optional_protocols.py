@@ -11,10 +11,12 @@ import pytest
 
 from farm.records.request import SandboxSpec
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.services.farms import until
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.process.warm_pool_filler import WarmPoolDemand, WarmPoolFiller
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.launch_plan import LaunchPlan, attach, prepare
 from workers.sandboxes.lifecycle import layers, warm_pool
@@ -37,20 +39,21 @@ class ComposedProvider:
         return await asyncio.to_thread(self.recipe(spec).start, sandbox_id)
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
-        return await asyncio.to_thread(attach, self.kind, sandbox_id, spec)
+        return await asyncio.to_thread(attach, sandbox_config(), self.kind, sandbox_id, spec)
 
     def recipe(self, spec: SandboxSpec, layer: str = "") -> LaunchPlan:
-        return LaunchPlan(self.kind, spec, None, layer)
+        return LaunchPlan(sandbox_config(), self.kind, spec, None, layer)
 
     def layer(self, spec: SandboxSpec, what: str) -> str:
-        return digest(self.recipe(spec).key(prepare(spec)), what)
+        return digest(self.recipe(spec).key(prepare(sandbox_config(), spec)), what)
 
     async def start_prepared(self, sandbox_id: str, spec: SandboxSpec, what: str, prepare: Prepare) -> Sandbox:
+        config = sandbox_config()
         name = await asyncio.to_thread(self.layer, spec, what)
-        if not layers.exists(name):
+        if not layers.exists(config, name):
             first = await self.start(f"{sandbox_id}-first", spec)
             await prepare(first)
-            new = layers.detach(folder(first.sandbox_id))
+            new = layers.detach(config, folder(config, first.sandbox_id))
             await first.stop()
             await asyncio.to_thread(layers.publish, new, name)
         return await asyncio.to_thread(self.recipe(spec, name).start, sandbox_id)
@@ -66,26 +69,29 @@ def composed(sandbox_settings: None) -> SandboxProvider:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(sandbox_settings: None) -> Iterator[None]:
-    warm_pool.uses(-1)
+    config = sandbox_config()
+    warm_pool.uses(config, -1)
     yield
-    layers.sweep(0.0)
+    layers.sweep(config, 0.0)
 
 
-def test_warm_pool_is_filled_and_used_for_the_provider(composed: SandboxProvider, run: Run) -> None:
+def test_warm_pool_is_filled_and_used_for_the_provider(
+    composed: SandboxProvider, run: Run, config: SandboxConfig
+) -> None:
     provider, spec = starts_ahead(composed), SandboxSpec()
     assert provider is not None
     demand = [WarmPoolDemand(provider.recipe(spec), 1)]
     filler = WarmPoolFiller(lambda limit: demand, settings())
-    key = demand[0].recipe.key(prepare(spec))
+    key = demand[0].recipe.key(prepare(config, spec))
 
     def is_filled() -> bool:
         filler.round()
-        return len(warm_pool.ready().get(key, [])) == 1
+        return len(warm_pool.ready(config).get(key, [])) == 1
 
     until(is_filled, "there is one in the pool")
-    (made,) = (path.stat().st_ino for path in warm_pool.ready()[key])
+    (made,) = (path.stat().st_ino for path in warm_pool.ready(config)[key])
     sandbox = run(composed.start("composed-warm", spec))
-    assert folder("composed-warm").stat().st_ino == made
+    assert folder(config, "composed-warm").stat().st_ino == made
     assert run(sandbox.exec(["echo", "hi"], timeout_s=20)).stdout == b"hi\n"
     run(sandbox.stop())
 

@@ -14,6 +14,7 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import mounts_with, own_seconds, processes_with, python
 from tests.services.farms import until
@@ -21,9 +22,10 @@ from workers.conformance.bench import PROMISES, SURFACE, PromiseBench, chosen
 from workers.conformance.outside import left_of
 from workers.conformance.trial import NotPermitted, NotTried, Promise
 from workers.plugins.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.image import image
 from workers.sandboxes.lifecycle.reaper import sweep
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder, folder_of_all
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.sandbox_user import give
 
 Run = Callable[[Any], Any]
@@ -85,7 +87,7 @@ def sh(run: Run, sandbox: Sandbox, script: str, timeout_s: float = 10) -> str:
 
 
 def record_of(sandbox: Sandbox) -> SandboxRecord:
-    record = SandboxRecord.load(folder(sandbox.sandbox_id))
+    record = SandboxRecord.load(folder(sandbox_config(), sandbox.sandbox_id))
     assert record
     return record
 
@@ -102,15 +104,15 @@ def test_host_image_contains_no_user_data(sandbox: Sandbox, run: Run) -> None:
     assert sh(run, sandbox, script) == "/home:\n\n/mnt:\n\n/srv:\nsandbox\nroot\nnobody\n"
 
 
-def test_image_is_never_changed(start: Start, run: Run) -> None:
-    lower = image("host").folder
+def test_image_is_never_changed(start: Start, run: Run, config: SandboxConfig) -> None:
+    lower = image(config, "host").folder
     before = sorted(str(path) for path in lower.rglob("*"))
     sh(run, start(), "rm -rf /etc/ssl /srv; sed -i s/root/toor/ /etc/passwd; mv /media /media2; echo x > /etc/new")
     assert sorted(str(path) for path in lower.rglob("*")) == before
     assert "toor" not in (lower / "etc/passwd").read_text()
 
 
-def test_sandbox_that_ends_during_a_command_is_an_error(start: Start, run: Run) -> None:
+def test_sandbox_that_ends_during_a_command_is_an_error(start: Start, run: Run, config: SandboxConfig) -> None:
     one, seconds = start(), own_seconds()
 
     async def pulled() -> None:
@@ -121,10 +123,10 @@ def test_sandbox_that_ends_during_a_command_is_an_error(start: Start, run: Run) 
             await running
 
     run(pulled())
-    until(lambda: not folder(one.sandbox_id).exists(), "the monitor has removed the folder")
+    until(lambda: not folder(config, one.sandbox_id).exists(), "the monitor has removed the folder")
 
 
-def test_killed_monitor_ends_all_processes_and_is_swept(start: Start, run: Run) -> None:
+def test_killed_monitor_ends_all_processes_and_is_swept(start: Start, run: Run, config: SandboxConfig) -> None:
     one, seconds = start(), own_seconds()
     sh(run, one, f"(setsid sleep {seconds} >/dev/null 2>&1 &)")
     os.kill(record_of(one).monitor.pid, signal.SIGKILL)
@@ -132,12 +134,14 @@ def test_killed_monitor_ends_all_processes_and_is_swept(start: Start, run: Run) 
     assert not mounts_with(one.sandbox_id)
     with pytest.raises(SandboxError):
         run(one.exec(["true"], timeout_s=5))
-    others = {path.name for path in folder_of_all().iterdir()} - {one.sandbox_id}
-    assert sweep(keep=lambda: others) == [one.sandbox_id]
+    others = {path.name for path in config.sandboxes_folder.iterdir()} - {one.sandbox_id}
+    assert sweep(config, keep=lambda: others) == [one.sandbox_id]
     assert not left_of(one.sandbox_id)
 
 
-def test_lifeline_keeps_a_sandbox_after_its_starter_is_killed(provider: SandboxProvider, run: Run) -> None:
+def test_lifeline_keeps_a_sandbox_after_its_starter_is_killed(
+    provider: SandboxProvider, run: Run, config: SandboxConfig
+) -> None:
     sandbox_id = f"held-{provider.kind}"
     read_end, write_end = os.pipe()
     os.set_inheritable(read_end, True)
@@ -150,35 +154,39 @@ def test_lifeline_keeps_a_sandbox_after_its_starter_is_killed(provider: SandboxP
     attached = run(provider.attach(sandbox_id, SandboxSpec()))
     assert sh(run, attached, "echo alive") == "alive\n"
     os.close(write_end)
-    until(lambda: not folder(sandbox_id).exists(), "the folder is gone")
+    until(lambda: not folder(config, sandbox_id).exists(), "the folder is gone")
     os.close(read_end)
     assert not left_of(sandbox_id)
 
 
-def test_sweep_removes_only_unwanted_and_old_sandboxes(start: Start, run: Run) -> None:
+def test_sweep_removes_only_unwanted_and_old_sandboxes(start: Start, run: Run, config: SandboxConfig) -> None:
     kept, unwanted = start(), start()
-    new, old = folder("just-made"), folder("long-dead")
+    new, old = folder(config, "just-made"), folder(config, "long-dead")
     for path in (new, old):
         path.mkdir()
     os.utime(old, (0, 0))
-    others = {path.name for path in folder_of_all().iterdir()} - {unwanted.sandbox_id, new.name, old.name}
-    assert sweep(keep=lambda: others) == sorted([old.name, unwanted.sandbox_id])
+    others = {path.name for path in config.sandboxes_folder.iterdir()} - {
+        unwanted.sandbox_id,
+        new.name,
+        old.name,
+    }
+    assert sweep(config, keep=lambda: others) == sorted([old.name, unwanted.sandbox_id])
     assert not left_of(unwanted.sandbox_id)
     assert new.exists()
     assert sh(run, kept, "echo alive") == "alive\n"
-    assert sweep(keep=lambda: others, starting_s=0) == [new.name]
+    assert sweep(config, keep=lambda: others, starting_s=0) == [new.name]
 
 
-def test_sandbox_started_during_a_sweep_is_kept(start: Start, run: Run) -> None:
+def test_sandbox_started_during_a_sweep_is_kept(start: Start, run: Run, config: SandboxConfig) -> None:
     start()
-    before = {path.name for path in folder_of_all().iterdir()}
+    before = {path.name for path in config.sandboxes_folder.iterdir()}
     during: list[Sandbox] = []
 
     def keep() -> set[str]:
         during.append(start())
         return before
 
-    assert sweep(keep) == []
+    assert sweep(config, keep) == []
     assert sh(run, during[0], "echo alive") == "alive\n"
 
 
@@ -191,18 +199,18 @@ def test_sandbox_has_its_own_python(sandbox: Sandbox, run: Run) -> None:
 
 
 def test_link_in_the_image_does_not_move_the_working_folder(
-    provider: SandboxProvider, start: Start, open_folder: Path
+    provider: SandboxProvider, start: Start, open_folder: Path, config: SandboxConfig
 ) -> None:
     base = open_folder / f"linked-{provider.kind}"
     base.mkdir()
     for name in ("usr", "etc"):
         (base / name).mkdir()
-    for path in image("host").folder.iterdir():
+    for path in image(config, "host").folder.iterdir():
         if path.is_symlink():
             (base / path.name).symlink_to(path.readlink())
     outside = open_folder / f"outside-{provider.kind}"
     (base / "workspace").symlink_to(outside)
-    give(base)
+    give(base, config.user)
     with pytest.raises(SandboxError):
         start(image=str(base))
     assert not outside.exists()

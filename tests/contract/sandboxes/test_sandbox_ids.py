@@ -14,9 +14,11 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.conftest import Run, Start
 from tests.contract.sandboxes.sandbox_kinds import SANDBOX_IDS
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.lifecycle.user_ids import own_id
 from workers.sandboxes.sandbox_user import sandbox_user
@@ -43,13 +45,13 @@ def one_id(sandbox_settings: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def owner(sandbox: Sandbox) -> int:
     """Return the user of a sandbox's first process."""
-    record = SandboxRecord.load(folder(sandbox.sandbox_id))
+    record = SandboxRecord.load(folder(sandbox_config(), sandbox.sandbox_id))
     assert record
     return Path(f"/proc/{record.first.pid}").stat().st_uid
 
 
 def shared() -> int:
-    user = sandbox_user()
+    user = sandbox_user(sandbox_config().user)
     assert user
     return user[0]
 
@@ -61,24 +63,26 @@ def test_each_sandbox_has_its_own_user_id(start: Start) -> None:
     assert ids <= set(range(first, first + count))
 
 
-def test_files_belong_to_the_sandbox_user_on_disk(start: Start, run: Run) -> None:
+def test_files_belong_to_the_sandbox_user_on_disk(start: Start, run: Run, config: SandboxConfig) -> None:
     sandbox = start()
     run(sandbox.write_file("/root/new", b"new"))
     run(sandbox.exec(["bash", "-c", "echo x >>/etc/passwd; mkdir /a; mv /etc/hostname /a; chmod 0 /a"], timeout_s=20))
-    upper = folder(sandbox.sandbox_id) / "upper"
+    upper = folder(config, sandbox.sandbox_id) / "upper"
     assert {path.lstat().st_uid for path in (upper, *upper.rglob("*"))} == {shared()}
     seen = run(sandbox.exec(["stat", "-c", "%u:%g", "/", "/etc/passwd", "/root/new", "/run/farm"], timeout_s=20))
     assert set(seen.stdout.split()) == {b"0:0"}
 
 
-def test_user_id_is_exclusive_and_reused_after_the_sandbox_ends(one_id: int, start: Start, run: Run) -> None:
+def test_user_id_is_exclusive_and_reused_after_the_sandbox_ends(
+    one_id: int, start: Start, run: Run, config: SandboxConfig
+) -> None:
     sandbox = start()
     assert owner(sandbox) == one_id
     assert owner(start()) == shared(), "all others are taken"
     run(sandbox.stop())
     again = start()
     assert owner(again) == one_id
-    record = SandboxRecord.load(folder(again.sandbox_id))
+    record = SandboxRecord.load(folder(config, again.sandbox_id))
     assert record
     os.kill(record.monitor.pid, signal.SIGKILL)
     deadline = time.monotonic() + _DEADLINE_S
@@ -88,7 +92,7 @@ def test_user_id_is_exclusive_and_reused_after_the_sandbox_ends(one_id: int, sta
 
 
 def own(_: int) -> int:
-    with own_id([str(settings().scratch)]) as (number, _held):
+    with own_id(sandbox_config(), [str(settings().scratch)]) as (number, _held):
         return number
 
 
@@ -99,12 +103,14 @@ def test_sandboxes_with_and_without_own_id_share_an_image(one_id: int, start: St
         assert (done.code, done.stderr) == (0, b"")
 
 
-def test_unmappable_file_system_is_shared_by_one_user(sandbox_settings: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_unmappable_file_system_is_shared_by_one_user(
+    sandbox_settings: None, caplog: pytest.LogCaptureFixture, config: SandboxConfig
+) -> None:
     """The kernel's own file system stands for all without id-mapped mounts."""
     scratch = settings().scratch
     scratch.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
-        with own_id([str(scratch), "/proc"]) as (number, held):
+        with own_id(config, [str(scratch), "/proc"]) as (number, held):
             assert (number, held) == (0, [])
     assert len([line for line in caplog.messages if "/proc share one user" in line]) <= 1
 
@@ -113,7 +119,7 @@ def test_unmappable_file_system_is_shared_by_one_user(sandbox_settings: None, ca
 def test_invalid_id_ranges_are_refused(chosen: str, sandbox_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_SANDBOX_IDS", chosen)
     settings.cache_clear()
-    with pytest.raises(SandboxError, match="FARM_SANDBOX_IDS"), own_id([]):
+    with pytest.raises(SandboxError, match="FARM_SANDBOX_IDS"), own_id(sandbox_config(), []):
         pass
     monkeypatch.undo()
     settings.cache_clear()

@@ -16,6 +16,7 @@ from farm.errors import ImageError
 from tests.services.images import ENTRYPOINT, docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import workplace
 from workers.sandboxes.images.building.oci_layouts import LAYOUT, shared_blobs
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
@@ -99,11 +100,13 @@ def test_folder_is_a_usable_image(start: Start, run: Run, small_image: Path) -> 
     assert (small_image / "etc/mark").read_text() == "small image\n"
 
 
-def test_folder_of_the_sandbox_user_is_used_in_place(open_folder: Path, start: Start, run: Run) -> None:
+def test_folder_of_the_sandbox_user_is_used_in_place(
+    open_folder: Path, start: Start, run: Run, config: SandboxConfig
+) -> None:
     folder = open_folder / "given"
     if not folder.exists():
-        give(root_folder(folder))
-    assert image(str(folder)).folder == folder
+        give(root_folder(folder), config.user)
+    assert image(config, str(folder)).folder == folder
     works(run, start(image=str(folder)))
 
 
@@ -244,15 +247,17 @@ def test_registry_image_is_pulled_once(start: Start, run: Run, small_image: Path
         assert len(content.requested_paths) == n_requests, "what is cached needs no network"
 
 
-def test_images_of_a_registry_share_their_blobs(start: Start, small_image: Path, apptainer: Path) -> None:
-    shared = own_folder() / LAYOUT / "blobs/sha256"
+def test_images_of_a_registry_share_their_blobs(
+    start: Start, small_image: Path, apptainer: Path, config: SandboxConfig
+) -> None:
+    shared = own_folder(config) / LAYOUT / "blobs/sha256"
     with registry(small_image) as (names, content):
         blobs = {each.removeprefix("sha256:") for each in content.blobs}
         for name in ("first", "second"):
             start(image=f"{names}/team/{name}:1")
             assert blobs <= {path.name for path in shared.iterdir()}
     (largest,) = (path for path in shared.iterdir() if path.name in blobs and path.stat().st_size > 1_000_000)
-    with workplace() as place, shared_blobs(place) as folder:
+    with workplace(config) as place, shared_blobs(config, place) as folder:
         assert (folder / LAYOUT / "blobs/sha256" / largest.name).samefile(largest)
 
 
@@ -265,9 +270,9 @@ def test_image_file_of_a_registry_image_has_its_config(
 
 
 def test_dockerfile_inherits_the_config_of_its_base(
-    start: Start, run: Run, small_image: Path, apptainer: Path, tmp_path: Path
+    start: Start, run: Run, small_image: Path, apptainer: Path, tmp_path: Path, config: SandboxConfig
 ) -> None:
-    set_alias("base:packed", f"docker-archive:{docker_archive(small_image, tmp_path / 'd.tar')}")
+    set_alias(config, "base:packed", f"docker-archive:{docker_archive(small_image, tmp_path / 'd.tar')}")
     (tmp_path / "Dockerfile").write_text("FROM base:packed\nRUN pwd >where\n")
     sandbox = start(image=f"dockerfile:{tmp_path}", workdir="")
     has_config(run, sandbox)
@@ -288,10 +293,12 @@ def test_image_values_are_refused_without_a_template(start: Start, small_image: 
         start(image=str(small_image), image_values={"x": "y"})
 
 
-def test_images_belong_to_the_sandbox_user(small_image: Path, image_file: Path, definition: Path) -> None:
-    user = (sandbox_user() or (os.getuid(),))[0]
+def test_images_belong_to_the_sandbox_user(
+    small_image: Path, image_file: Path, definition: Path, config: SandboxConfig
+) -> None:
+    user = (sandbox_user(config.user) or (os.getuid(),))[0]
     for name in (small_image, image_file, definition):
-        root = image(str(name)).folder
+        root = image(config, str(name)).folder
         assert {path.lstat().st_uid for path in (root, *root.rglob("*"))} <= {user}
 
 

@@ -12,11 +12,13 @@ import pytest
 from farm.errors import HandlerError, SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
+from testkit.scratch_folder import sandbox_config
 from tests.services.farms import until
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import layers, warm_pool
-from workers.sandboxes.lifecycle.state import folder, folder_of_all
+from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.provider import NodeSandboxProvider
 from workers.sandboxes.sandbox import NodeSandbox
 
@@ -50,6 +52,7 @@ class _Stage:
 @pytest.fixture
 def siblings(provider: NodeSandboxProvider, run: Run, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Yield a function that starts sandboxes with a shared preparation; they end with the test."""
+    config = sandbox_config()
     started: list[NodeSandbox] = []
 
     def start(n: int, stage: _Stage, **fields: Any) -> list[NodeSandbox]:
@@ -65,8 +68,8 @@ def siblings(provider: NodeSandboxProvider, run: Run, request: pytest.FixtureReq
     yield start
     for sandbox in started:
         run(sandbox.stop())
-    layers.sweep(0.0)
-    assert not list(layers.folder_of_layers().iterdir())
+    layers.sweep(config, 0.0)
+    assert not list(config.layers_folder.iterdir())
 
 
 def sh(run: Run, sandbox: Sandbox, script: str) -> str:
@@ -76,7 +79,7 @@ def sh(run: Run, sandbox: Sandbox, script: str) -> str:
 
 
 def names() -> set[str]:
-    result = layers.folder_of_layers()
+    result = sandbox_config().layers_folder
     return {path.name for path in result.iterdir()} if result.is_dir() else set()
 
 
@@ -94,9 +97,9 @@ def test_layer_is_prepared_once_and_visible_to_all(siblings: Callable[..., Any],
         assert sh(run, sandbox, "test ! -e /srv && echo deleted") == "deleted\n"
 
 
-def test_preparing_sandbox_is_removed(siblings: Callable[..., Any]) -> None:
+def test_preparing_sandbox_is_removed(siblings: Callable[..., Any], config: SandboxConfig) -> None:
     (sandbox,) = siblings(1, _Stage())
-    assert not folder(prepare_sandbox_id(sandbox.sandbox_id)).exists()
+    assert not folder(config, prepare_sandbox_id(sandbox.sandbox_id)).exists()
     assert len(names()) == 1
 
 
@@ -132,17 +135,19 @@ def test_different_spec_is_prepared_separately(siblings: Callable[..., Any], run
     assert (sh(run, one, "cat /where"), sh(run, two, "cat /where"), stage.n) == ("/workspace\n", "/other\n", 2)
 
 
-def test_failed_preparation_is_reported_and_retried(siblings: Callable[..., Any], run: Run) -> None:
+def test_failed_preparation_is_reported_and_retried(
+    siblings: Callable[..., Any], run: Run, config: SandboxConfig
+) -> None:
     stage = _Stage(fail=1)
     with pytest.raises(HandlerError, match="not today"):
         siblings(1, stage)
     assert not names()
-    assert not [path for path in folder_of_all().iterdir() if path.name.endswith(".prepare")]
+    assert not [path for path in config.sandboxes_folder.iterdir() if path.name.endswith(".prepare")]
     siblings(1, stage)
     assert stage.n == 2
 
 
-def test_cancelled_preparation_leaves_nothing(provider: NodeSandboxProvider, run: Run) -> None:
+def test_cancelled_preparation_leaves_nothing(provider: NodeSandboxProvider, run: Run, config: SandboxConfig) -> None:
     async def cancelled() -> None:
         begun = asyncio.Event()
 
@@ -157,39 +162,43 @@ def test_cancelled_preparation_leaves_nothing(provider: NodeSandboxProvider, run
             await starting
 
     run(cancelled())
-    until(lambda: not folder(prepare_sandbox_id("cancelled")).exists(), "the sandbox is gone")
+    until(lambda: not folder(config, prepare_sandbox_id("cancelled")).exists(), "the sandbox is gone")
     assert not names()
 
 
-def test_layer_in_use_is_not_removed(provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run) -> None:
+def test_layer_in_use_is_not_removed(
+    provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run, config: SandboxConfig
+) -> None:
     (one,) = siblings(1, _Stage())
     (name,) = names()
-    place = layers.folder_of_layers() / name
-    layers.sweep(0.0)
+    place = config.layers_folder / name
+    layers.sweep(config, 0.0)
     assert sh(run, one, "cat tree/file") == "prepared\n"
     run(one.stop())
-    with layers.held(name) as files:
+    with layers.held(config, name) as files:
         assert files == place / "files"
-        layers.sweep(0.0)
+        layers.sweep(config, 0.0)
         assert place.exists()
-    layers.sweep(60.0)
+    layers.sweep(config, 60.0)
     assert place.exists(), "it was used a moment ago"
     os.utime(place, (0, 0))
-    layers.sweep(60.0)
+    layers.sweep(config, 60.0)
     assert not place.exists()
-    with layers.held(name) as files:
+    with layers.held(config, name) as files:
         assert files is None
     with pytest.raises(SandboxError, match="is gone"):
         provider.recipe(SandboxSpec(), name).start("too-late")
 
 
-def test_siblings_use_pooled_sandboxes(provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run) -> None:
+def test_siblings_use_pooled_sandboxes(
+    provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run, config: SandboxConfig
+) -> None:
     stage = _Stage()
     (one,) = siblings(1, stage)
     (name,) = names()
-    path = provider.recipe(SandboxSpec(), name).fill_warm_pool(prepare(SandboxSpec()))
+    path = provider.recipe(SandboxSpec(), name).fill_warm_pool(prepare(config, SandboxSpec()))
     run(one.stop())
-    layers.sweep(0.0)
+    layers.sweep(config, 0.0)
     assert names() == {name}, "the one in stock stands on it"
     plain = run(provider.start("plain", SandboxSpec()))
     assert path.exists(), "only siblings may have it"
@@ -198,13 +207,13 @@ def test_siblings_use_pooled_sandboxes(provider: NodeSandboxProvider, siblings: 
     assert not path.exists()
     assert sh(run, two, "cat tree/file; rm -r tree; ls -A") == "prepared\n"
     assert stage.n == 1
-    assert not warm_pool.ready()
+    assert not warm_pool.ready(config)
 
 
-def test_unfinished_layers_are_removed(siblings: Callable[..., Any]) -> None:
+def test_unfinished_layers_are_removed(siblings: Callable[..., Any], config: SandboxConfig) -> None:
     siblings(1, _Stage())
     for left in (".new.1234", ".gone.1234"):
-        (layers.folder_of_layers() / left / "files").mkdir(parents=True)
-    os.utime(layers.folder_of_layers() / ".new.1234", (0, 0))
-    layers.sweep(60.0)
+        (config.layers_folder / left / "files").mkdir(parents=True)
+    os.utime(config.layers_folder / ".new.1234", (0, 0))
+    layers.sweep(config, 60.0)
     assert len(names()) == 1

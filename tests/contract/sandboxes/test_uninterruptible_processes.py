@@ -14,6 +14,7 @@ import pytest
 
 from farm.records.request import SandboxLimits
 from testkit.private_server import Missing
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.services.farms import until
 from tests.services.servers.fuse import silent_mount, state_of
@@ -114,18 +115,20 @@ def test_uninterruptible_command_times_out(run: Run, start: Start, hanging_mount
 
 
 def test_hung_sandboxes_are_swept_in_parallel(run: Run, start: Start, hanging_mount: HangingMount) -> None:
+    config = sandbox_config()
     *sleeping, lively = sorted((start() for _ in range(3)), key=lambda sandbox: sandbox.sandbox_id)
     for sandbox in sleeping:
         hanging_mount.mount(run, sandbox)
     sleepers = [sleeper(run, sandbox) for sandbox in sleeping]
     monitors = [sandbox._record.monitor for sandbox in sleeping if isinstance(sandbox, NodeSandbox)]
-    others = [path.name for path in folder("x").parent.iterdir() if path not in map(folder, ids(*sleeping, lively))]
+    ours = ids(*sleeping, lively)
+    others = [path.name for path in config.sandboxes_folder.iterdir() if path.name not in ours]
     with ThreadPoolExecutor(1) as threads:
-        sweeping = threads.submit(sweep, lambda: others)
-        until(lambda: not folder(lively.sandbox_id).exists(), "the last one is gone")
+        sweeping = threads.submit(sweep, config, lambda: others)
+        until(lambda: not folder(config, lively.sandbox_id).exists(), "the last one is gone")
         assert all(monitor.alive() for monitor in monitors), "none of those before it was given up by then"
         assert set(sweeping.result()) == ids(*sleeping, lively)
-    assert not any(folder(sandbox.sandbox_id).exists() for sandbox in sleeping)
+    assert not any(folder(config, sandbox.sandbox_id).exists() for sandbox in sleeping)
     assert [state_of(pid) for pid in sleepers] == ["D", "D"]
     hanging_mount.end()
     until(lambda: not any(map(state_of, sleepers)), "nothing is left of them")

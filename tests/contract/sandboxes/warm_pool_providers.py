@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from farm.records.request import SandboxSpec
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import warm_pool
 from workers.sandboxes.lifecycle.state import folder
@@ -26,13 +27,14 @@ class Stocked(NodeSandboxProvider):
         async with self._one_at_a_time:
             await asyncio.to_thread(self._stock_up, spec)
             sandbox = await super().start(sandbox_id, spec)
-        assert folder(sandbox_id).stat().st_ino in self._made, "it was started anew"
+        assert folder(sandbox_config(), sandbox_id).stat().st_ino in self._made, "it was started anew"
         return sandbox
 
     def _stock_up(self, spec: SandboxSpec) -> None:
-        recipe, parts = self.recipe(spec), prepare(spec)
+        config = sandbox_config()
+        recipe, parts = self.recipe(spec), prepare(config, spec)
         # a refused start leaves its sandbox in the pool
-        if not warm_pool.ready().get(recipe.key(parts)):
+        if not warm_pool.ready(config).get(recipe.key(parts)):
             self._made.add(recipe.fill_warm_pool(parts).stat().st_ino)
 
 

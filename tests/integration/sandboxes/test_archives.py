@@ -9,6 +9,7 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.records.request import Archive, SandboxSpec
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.namespace import NamespaceProvider
 
@@ -30,12 +31,12 @@ def test_archive_and_package_are_installed_in_a_sandbox(provider: NamespaceProvi
             await sandbox.stop()
 
     assert asyncio.run(main()) == b"mine /workspace/six.py iniconfig\n"
-    assert '"1.17.0"' in (layer(SIX) / "workspace/six.py").read_text()
+    assert '"1.17.0"' in (layer(sandbox_config(), SIX) / "workspace/six.py").read_text()
 
 
 def test_archive_with_a_wrong_digest_is_refused(provider: NamespaceProvider) -> None:
     with pytest.raises(SandboxError, match=r"six 1\.17\.0: the package index has no source archive"):
-        layer(SIX.model_copy(update={"sha256": "0" * 64}))
+        layer(sandbox_config(), SIX.model_copy(update={"sha256": "0" * 64}))
 
 
 def test_missing_package_is_an_error(provider: NamespaceProvider) -> None:

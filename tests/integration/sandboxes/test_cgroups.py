@@ -15,6 +15,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, farm_in
 from tests.services.farms import farm_folder, until
 from workers.sandboxes import cgroups
@@ -76,7 +77,7 @@ def cgroup(group: Path, home: Path, apptainer: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FARM_CGROUP", str(group))
     with farm_in(home):
         yield group
-        sweep_all()
+        sweep_all(sandbox_config())
         assert [path for path in group.iterdir() if path.is_dir()] == []
 
 
@@ -85,7 +86,7 @@ def test_kernel_enforces_the_memory_limit(cgroup: Path, kind: str) -> None:
     async def main() -> Path:
         provider = PROVIDERS[kind]()
         hog, neighbour = await asyncio.gather(provider.start("hog", SMALL), provider.start("neighbour", SMALL))
-        made = Path(cgroups.of(folder("hog")))
+        made = Path(cgroups.of(folder(sandbox_config(), "hog")))
         assert made.parent.parent == cgroup
         assert cgroups.memory_mb(str(made)) == 150
         ended = await hog.exec(["python3", "-c", HOG], timeout_s=30)
@@ -105,9 +106,11 @@ def test_kernel_enforces_the_memory_limit(cgroup: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PROVIDERS)
 def test_sweep_removes_the_cgroup_of_a_killed_monitor(cgroup: Path, kind: str) -> None:
+    config = sandbox_config()
+
     async def killed() -> Path:
         await PROVIDERS[kind]().start("left", SMALL)
-        record = SandboxRecord.load(folder("left"))
+        record = SandboxRecord.load(folder(config, "left"))
         assert record
         os.kill(record.monitor.pid, signal.SIGKILL)
         await asyncio.to_thread(until, lambda: not record.first.alive(), "its processes are gone")
@@ -115,20 +118,20 @@ def test_sweep_removes_the_cgroup_of_a_killed_monitor(cgroup: Path, kind: str) -
 
     made = asyncio.run(killed())
     assert made.is_dir()
-    assert sweep(tuple) == ["left"]
+    assert sweep(config, tuple) == ["left"]
     assert not made.exists()
 
 
 def test_oom_kill_in_a_foreign_cgroup_is_no_shortage_of_the_node(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another farm or job of the machine reaches its own limit while a stage runs here."""
-    state = folder("others")
+    state = folder(sandbox_config(), "others")
     state.mkdir(parents=True)
-    group = cgroups.make(state, 50, 100)
+    group = cgroups.make(sandbox_config(), state, 50, 100)
     if not (cgroup / "cgroup.controllers").exists():
         # our own group of version 2 includes its children in its counts, and would not be a foreign one without this
         monkeypatch.delenv("FARM_CGROUP")
         settings.cache_clear()
-    with watched() as window:
+    with watched(sandbox_config()) as window:
         n_before = _kills_of_the_machine()
         hog = subprocess.Popen([sys.executable, "-c", f"input(); {HOG}"], stdin=subprocess.PIPE)
         Path(group, "cgroup.procs").write_text(str(hog.pid))
@@ -150,8 +153,8 @@ def _kills_of_the_machine() -> int:
 def test_missing_memory_controller_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_CGROUP", str(home))
     with farm_in(home):
-        assert "is neither a control group" in cgroups.missing()
+        assert "is neither a control group" in cgroups.missing(sandbox_config())
         with pytest.raises(SandboxError, match="is neither a control group"):
             asyncio.run(PROVIDERS["namespace"]().start("none", SandboxSpec()))
-        assert not folder("none").exists()
+        assert not folder(sandbox_config(), "none").exists()
     settings.cache_clear()

@@ -14,12 +14,12 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import farm_folder
 from tests.services.soak import repeats
 from workers.sandboxes.lifecycle.reaper import sweep_all
-from workers.sandboxes.lifecycle.state import folder_of_all
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.remove_tree import remove
 
@@ -29,7 +29,6 @@ import asyncio, os, resource
 from farm.errors import FarmError
 from farm.records.request import SandboxSpec
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.lifecycle.state import folder_of_all
 
 async def main():
     provider = NamespaceProvider()
@@ -49,7 +48,8 @@ async def main():
             await other.stop()
     print("after", (await sandbox.exec(["echo", "hi"], timeout_s=20)).stdout)
     await sandbox.stop()
-    print("descriptors", sorted(os.listdir("/proc/self/fd")) == before, "folders", os.listdir(folder_of_all()))
+    left = os.listdir(provider.config.sandboxes_folder)
+    print("descriptors", sorted(os.listdir("/proc/self/fd")) == before, "folders", left)
 
 asyncio.run(main())
 """
@@ -61,7 +61,7 @@ def folder() -> Iterator[Path]:
         absent(missing)
     with farm_folder() as made, farm_in(made):
         yield made
-        sweep_all()
+        sweep_all(sandbox_config())
         remove(made)
 
 
@@ -106,7 +106,7 @@ def test_start_on_a_full_disk_is_one_error_and_leaves_nothing(folder: Path, opti
             subprocess.run(["mount", "-o", f"remount,{option}={value}", scratch], check=True)
             error = asyncio.run(start_and_stop(f"tight{room}"))
             result.add(error.replace(f"tight{room}", "ID"))
-            assert list(folder_of_all().iterdir()) == [], error
+            assert list(sandbox_config().sandboxes_folder.iterdir()) == [], error
             if not error:
                 break
         assert "" in result, "with room enough it starts"
@@ -184,4 +184,4 @@ def test_repeated_sandboxes_leak_no_descriptor(folder: Path) -> None:
         assert descriptors() == before
 
     asyncio.run(lives())
-    assert list(folder_of_all().iterdir()) == []
+    assert list(sandbox_config().sandboxes_folder.iterdir()) == []

@@ -12,12 +12,12 @@ from examples.problems import humaneval_problems, swe_problems
 from farm.ids import eval_sandbox_id
 from farm.records.request import BatchSettings, Instance
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.services.farms import farm_folder
 from workers.plugins.interfaces import Sandbox
 from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.lifecycle import layers
-from workers.sandboxes.lifecycle.state import folder_of_all
 from workers.stages import stage_functions
 from workers.stages.stage_job import StageJob, resolve, resolve_problem
 
@@ -33,14 +33,14 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("FARM_SCRATCH", str(folder / "scratch"))
         settings.cache_clear()
         yield folder / "scratch"
-        layers.sweep(0.0)
-        assert not [*folder_of_all().iterdir(), *_layers()]
+        layers.sweep(sandbox_config(), 0.0)
+        assert not [*sandbox_config().sandboxes_folder.iterdir(), *_layers()]
         monkeypatch.undo()
         settings.cache_clear()
 
 
 def _layers() -> list[Path]:
-    parent = layers.folder_of_layers()
+    parent = sandbox_config().layers_folder
     return list(parent.iterdir()) if parent.is_dir() else []
 
 

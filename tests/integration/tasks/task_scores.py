@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farm.tasks.harbor_folder import task_folder
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.integration.tasks.harbor_hacks import write_task
@@ -34,7 +35,7 @@ def farm_with_bases(base: Path) -> Iterator[Path]:
     with farm_folder() as folder, farm_in(folder):
         task_base(base)
         for name in ("debian:bookworm-slim", "python:3.11-slim"):
-            set_alias(name, str(base))
+            set_alias(sandbox_config(), name, str(base))
         yield folder
         remove(folder)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from testkit.leftovers import Leftovers
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import until
-from workers.sandboxes.lifecycle.state import folder_of_all
 
 
 def test_stopped_farm_has_no_leftovers(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_stopped_farm_has_no_leftovers(tmp_path: Path) -> None:
 def test_folder_socket_and_descriptor_are_detected(tmp_path: Path) -> None:
     with farm_in(tmp_path):
         leftovers = Leftovers(tmp_path)
-        (folder_of_all() / "one").mkdir(parents=True)
+        (sandbox_config().sandboxes_folder / "one").mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(tmp_path / "socket"))
             result = leftovers.leftovers()

@@ -18,7 +18,9 @@ from typing import Any
 
 from farm.errors import EvaluatorError, SandboxError
 from farm.records.request import Archive
+from farm.settings import settings
 from workers.evaluators.issues.issue import Issue
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.archives import layer
 
 SWEBENCH = Archive(
@@ -95,7 +97,8 @@ async def grade(issue: Issue, log: str) -> GradedLog:
 async def library_folders() -> list[str]:
     """Return the folders from which its modules are imported, fetched if necessary. Raises EvaluatorError."""
     try:
-        layers = [await asyncio.to_thread(layer, archive) for archive in (SWEBENCH, UNIDIFF)]
+        config = SandboxConfig.of(settings())
+        layers = [await asyncio.to_thread(layer, config, archive) for archive in (SWEBENCH, UNIDIFF)]
     except SandboxError as error:
         raise EvaluatorError(
             f"SWE-bench rows need the swebench library, which this node does not have: {error}; let it reach "

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from farm.errors import EvaluatorError, HandlerError, InvalidRequest, SandboxError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.variable_expansion import expanded
+from farm.settings import settings
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.ignored_files import IgnoredFiles
@@ -24,6 +25,7 @@ from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbo
 from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
 from workers.plugins.handler import TaskContext
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.image import fallback_note
 from workers.stage_clock import off_clock
 
@@ -173,7 +175,8 @@ async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | N
 
 def _image_notes(specs: Sequence[SandboxSpec]) -> str:
     """Return which images were built on this node because they could not be pulled; empty if none. Blocks."""
-    notes = [fallback_note(spec.image, spec.fallback_image) for spec in specs if spec.fallback_image]
+    config = SandboxConfig.of(settings())
+    notes = [fallback_note(config, spec.image, spec.fallback_image) for spec in specs if spec.fallback_image]
     return "; ".join(dict.fromkeys(note for note in notes if note))
 
 

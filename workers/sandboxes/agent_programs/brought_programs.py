@@ -16,14 +16,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import AgentMissing, ImageError, SandboxError
 from farm.records.sandbox_spec import AgentProgram
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.archives import BadArchive, extract
 from workers.sandboxes.images.content_store import digest, failing_alike, fingerprint, made_once, open_to_all, used
 from workers.sandboxes.images.environments import INSTALL_S, environment, run_installer
@@ -65,7 +66,9 @@ class BroughtPrograms:
     roots: tuple[Path, ...] = ()
 
 
-def brought(programs: Iterable[AgentProgram], start: StartBuild | None = None) -> BroughtPrograms:
+def brought(
+    config: SandboxConfig, programs: Iterable[AgentProgram], start: StartBuild | None = None
+) -> BroughtPrograms:
     """Find or create the programs. Blocks. Raises SandboxError; AgentMissing for a missing or wrong program."""
     binds: list[tuple[str, str]] = []
     roots: list[Path] = []
@@ -73,15 +76,15 @@ def brought(programs: Iterable[AgentProgram], start: StartBuild | None = None) -
         target = f"{FOLDER}/{program.name}"
         if any(target == there for _, there in binds):
             raise AgentMissing(f"two programs of the agent are called {program.name!r}", retryable=False)
-        source, held = _of_image(program, start) if program.kind == "image" else _made(program)
+        source, held = _of_image(config, program, start) if program.kind == "image" else _made(config, program)
         binds.append((str(source), target))
         roots += held
     return BroughtPrograms(tuple(binds), tuple(roots))
 
 
-def _of_image(program: AgentProgram, start: StartBuild | None) -> tuple[Path, tuple[Path, ...]]:
+def _of_image(config: SandboxConfig, program: AgentProgram, start: StartBuild | None) -> tuple[Path, tuple[Path, ...]]:
     try:
-        result = image(program.source, start=start)
+        result = image(config, program.source, start=start)
     except ImageError as error:
         if error.retryable:
             raise
@@ -90,31 +93,35 @@ def _of_image(program: AgentProgram, start: StartBuild | None) -> tuple[Path, tu
         raise _wrong(
             program, "is an image of several folders, none of which has all files: save it as an archive or a .sif"
         )
-    _check(program, result.key)
+    _check(program, result.key(config))
     return result.folder, result.roots
 
 
-def _made(program: AgentProgram) -> tuple[Path, tuple[Path, ...]]:
+def _made(config: SandboxConfig, program: AgentProgram) -> tuple[Path, tuple[Path, ...]]:
     requested_at = time.time()
-    key = _content(program)
+    key = _content(config, program)
     where = (sys.platform, platform.machine(), *platform.libc_ver()) if program.kind == "npm" else ()
-    folder = settings().cache / "programs" / digest(_FORMAT, program.kind, key, where)
-    make = {"npm": _install, "folder": _copy, "archive": _unpack}[program.kind]
+    folder = config.cache / "programs" / digest(_FORMAT, program.kind, key, where)
+    make: dict[str, Callable[[AgentProgram, Path, str], None]] = {
+        "npm": partial(_install, config),
+        "folder": partial(_copy, config),
+        "archive": _unpack,
+    }
 
     def made(temporary: Path) -> None:
         with failing_alike(folder, requested_at):
-            make(program, temporary, key)
+            make[program.kind](program, temporary, key)
             open_to_all(temporary, always=True)
 
     result = used(made_once(folder, made, private=True, within_s=2 * INSTALL_S))
     return result, (result,)
 
 
-def _content(program: AgentProgram) -> str:
+def _content(config: SandboxConfig, program: AgentProgram) -> str:
     if not program.source.startswith("/"):
         return program.digest
     try:
-        key = fingerprint(Path(program.source))
+        key = fingerprint(Path(program.source), config.digests_folder)
     except OSError as error:
         raise _wrong(program, f"cannot be read on this node ({error})") from error
     if Path(program.source).is_dir() is not (program.kind == "folder"):
@@ -132,15 +139,15 @@ def _wrong(program: AgentProgram, how: str) -> AgentMissing:
     return AgentMissing(f"program {program.name} of the agent: {program.source} {how}", retryable=False)
 
 
-def _install(program: AgentProgram, folder: Path, key: str) -> None:
+def _install(config: SandboxConfig, program: AgentProgram, folder: Path, key: str) -> None:
     path = Path(program.source)
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != key:
         raise SandboxError(f"program {program.name} of the agent: {path} has just been changed")
-    _install_packages(path, text.decode("utf-8", "replace"), folder)
+    _install_packages(config, path, text.decode("utf-8", "replace"), folder)
 
 
-def _copy(program: AgentProgram, folder: Path, key: str) -> None:
+def _copy(config: SandboxConfig, program: AgentProgram, folder: Path, key: str) -> None:
     source = Path(program.source)
     try:
         shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True)
@@ -148,7 +155,7 @@ def _copy(program: AgentProgram, folder: Path, key: str) -> None:
         if why := shortage(error, folder):
             raise SandboxError(f"program {program.name} of the agent could not be copied: {why}") from error
         raise _wrong(program, f"cannot be copied: {error}") from error
-    if fingerprint(source) != key:
+    if fingerprint(source, config.digests_folder) != key:
         raise SandboxError(f"program {program.name} of the agent: {source} was changed while it was copied")
 
 
@@ -197,7 +204,7 @@ def checked_lock(path: Path, text: str) -> dict[str, Any]:
     return {**lock, "packages": {**packages, "": root}}
 
 
-def _install_packages(path: Path, text: str, folder: Path) -> None:
+def _install_packages(config: SandboxConfig, path: Path, text: str, folder: Path) -> None:
     """Install the packages of a lock file into a folder. Raises SandboxError, AgentMissing if npm cannot find them."""
     lock = _with_absolute_files(checked_lock(path, text), path.parent)
     root = lock["packages"][""]
@@ -205,7 +212,7 @@ def _install_packages(path: Path, text: str, folder: Path) -> None:
     fields = ("dependencies", "optionalDependencies")
     (folder / "package.json").write_text(json.dumps(described | {each: root[each] for each in fields if each in root}))
     (folder / "package-lock.json").write_text(json.dumps(lock))
-    npm = _npm()
+    npm = _npm(config)
     # it finds its own Node first
     env = {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", os.defpath)])}
     try:
@@ -222,11 +229,11 @@ def _errors_of(output: str) -> str:
     return " ".join([line for line in lines if line][:_N_LINES]) or output.strip()[-_N_CHARS:]
 
 
-def _npm() -> str:
+def _npm(config: SandboxConfig) -> str:
     found = shutil.which("npm")
     if found and shutil.which("node"):
         return found
-    node = environment((NODE_PACKAGE,), Image(image(HOST).folder, system=True))
+    node = environment(config, (NODE_PACKAGE,), Image(image(config, HOST).folder, system=True))
     return f"{node.bin_folders[0]}/npm"
 
 

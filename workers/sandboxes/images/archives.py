@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from farm.errors import SandboxError
 from farm.records.request import Archive
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, made_once, used
 from workers.sandboxes.resource_exhaustion import shortage
 from workers.sandboxes.sandbox_user import give, sandbox_user
@@ -26,7 +26,7 @@ class BadArchive(SandboxError):
     """An archive is broken, cannot be read, or contains a member outside of its folder."""
 
 
-def layer(archive: Archive) -> Path:
+def layer(config: SandboxConfig, archive: Archive) -> Path:
     """Return a layer with the contents of the archive's top folder at the archive's path. SandboxError. Blocks."""
 
     def make(folder: Path) -> None:
@@ -35,19 +35,21 @@ def layer(archive: Archive) -> Path:
 
         with tempfile.TemporaryDirectory() as downloads:
             unpack(fetch(archive, Path(downloads)), folder, archive.path)
-        give(folder)
+        give(folder, config.user)
 
-    return used(made_once(_place(archive), make))
+    return used(made_once(_place(config, archive), make))
 
 
-def is_unpacked(archive: Archive) -> bool:
+def is_unpacked(config: SandboxConfig, archive: Archive) -> bool:
     """Return whether this node has the layer, so that nothing must be fetched."""
-    return _place(archive).is_dir()
+    return _place(config, archive).is_dir()
 
 
-def _place(archive: Archive) -> Path:
-    name = digest("archive", archive.name.lower(), archive.version, archive.sha256, archive.path, sandbox_user())
-    return settings().cache / "archives" / name
+def _place(config: SandboxConfig, archive: Archive) -> Path:
+    name = digest(
+        "archive", archive.name.lower(), archive.version, archive.sha256, archive.path, sandbox_user(config.user)
+    )
+    return config.cache / "archives" / name
 
 
 def unpack(source: Path, folder: Path, path: str) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.errors import SandboxError
-from farm.settings import settings
 from workers.sandboxes.images.shared_lock import exclusive
 from workers.sandboxes.remove_tree import remove
 from workers.stage_clock import off_clock
@@ -194,16 +193,17 @@ def _umask() -> int:
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
-def fingerprint(path: Path, *, follow: bool = False) -> str:
+def fingerprint(path: Path, digests: Path, *, follow: bool = False) -> str:
     """Return the digest of a file's bytes, or of a folder's names, modes, links and files. Blocks.
 
-    With `follow`, links in a folder count as their targets. Raises OSError if a file cannot be read or keeps changing.
+    `digests` is the folder of the remembered digests. With `follow`, links in a folder count as their targets. Raises
+    OSError if a file cannot be read or keeps changing.
     """
     for _ in range(_TRIES):
         stamp, newest = _look(path, follow)
         if stamp in _known:
             return _known[stamp]
-        memo = digests() / stamp
+        memo = digests / stamp
         try:
             result = memo.read_text()
         except FileNotFoundError:
@@ -217,11 +217,6 @@ def fingerprint(path: Path, *, follow: bool = False) -> str:
         _known[stamp] = result
         return result
     raise OSError(f"{path} is being written: it changed while it was read")
-
-
-def digests() -> Path:
-    """Return the folder of the remembered digests, one small file each."""
-    return settings().cache / "digests"
 
 
 def _look(path: Path, follow: bool) -> tuple[str, float]:

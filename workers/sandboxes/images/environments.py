@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, failing_alike, fingerprint, is_complete, made_in_place, used
 from workers.sandboxes.images.image import Image
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
@@ -44,6 +44,7 @@ class PythonEnvironment:
 
 
 def environment(
+    config: SandboxConfig,
     packages: Sequence[str],
     image: Image,
     install_s: float = INSTALL_S,
@@ -66,7 +67,7 @@ def environment(
             )
         return PythonEnvironment()
     requested_at = time.time()
-    path = _place(packages, base, version, without_dependencies)
+    path = _place(config, packages, base, version, without_dependencies)
 
     def make(folder: Path) -> None:
         with failing_alike(folder, requested_at):
@@ -82,21 +83,20 @@ def environment(
     return PythonEnvironment(tuple(binds), (str(folder / "bin"),), (folder,))
 
 
-def is_made(packages: Sequence[str], *, without_dependencies: bool = False) -> bool:
+def is_made(config: SandboxConfig, packages: Sequence[str], *, without_dependencies: bool = False) -> bool:
     """Return whether this node has the environment of the farm's own Python, so that nothing must be fetched."""
     _, base, version = interpreter_for("")
-    return is_complete(_place(packages, base, version, without_dependencies))
+    return is_complete(_place(config, packages, base, version, without_dependencies))
 
 
-def _place(packages: Sequence[str], base: str, version: str, without_dependencies: bool) -> Path:
-    name = digest(
-        "environment", sorted(map(_content, packages)), version, base, *(["alone"] if without_dependencies else [])
-    )
-    return settings().cache / "environments" / name
+def _place(config: SandboxConfig, packages: Sequence[str], base: str, version: str, without_dependencies: bool) -> Path:
+    contents = sorted(_content(package, config.digests_folder) for package in packages)
+    name = digest("environment", contents, version, base, *(["alone"] if without_dependencies else []))
+    return config.environments_folder / name
 
 
 def agent_environment(
-    packages: Sequence[str], image: Image, python: str = "", *, always: bool = False
+    config: SandboxConfig, packages: Sequence[str], image: Image, python: str = "", *, always: bool = False
 ) -> PythonEnvironment:
     """Return an agent's environment, like `environment`, but at its own path and not on PATH.
 
@@ -105,19 +105,19 @@ def agent_environment(
     """
     if not packages and not always:
         return PythonEnvironment()
-    result = environment(packages, image, python=python)
+    result = environment(config, packages, image, python=python)
     if not result.binds:
         return result
     # also bound at its original path, which its scripts name as their interpreter
     return PythonEnvironment(((result.binds[0][0], AGENT_FOLDER), *result.binds), (), result.roots)
 
 
-def _content(package: str) -> str:
+def _content(package: str, digests: Path) -> str:
     """Return a package for the key; a wheel with its digest, because a file name can be reused. Raises SandboxError."""
     if not package.startswith("/"):
         return package
     try:
-        return f"{Path(package).name} {fingerprint(Path(package.partition('#')[0]))}"
+        return f"{Path(package).name} {fingerprint(Path(package.partition('#')[0]), digests)}"
     except OSError as error:
         raise SandboxError(f"Python environment: {package} cannot be read on this node: {error}") from error
 

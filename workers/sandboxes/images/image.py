@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import ImageError, SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.oci_layouts import read_config, read_variables
 from workers.sandboxes.images.content_store import digest, fingerprint, write
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource
-from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of, has_bash, images, stands
+from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of, has_bash, stands
 from workers.sandboxes.images.image_sources import HOST, FolderSource, HostSource, RegistrySource, host_binds, source_of
 from workers.sandboxes.images.layered_image import Image as Image
 from workers.sandboxes.images.layered_image import read_layers
@@ -43,6 +43,7 @@ _OWN_REGISTRY = ("docker.io/library/", "index.docker.io/library/", "library/", "
 
 
 def image(
+    config: SandboxConfig,
     name: str,
     values: Mapping[str, str] | None = None,
     *,
@@ -60,50 +61,50 @@ def image(
     the node lacks a tool to build it. A folder that belongs to the sandbox user is used in place; all other images are
     in the cache. `retry` and `relock` as in `cached`; `start` starts the sandboxes in which a Dockerfile is built.
     """
-    name = _meant(name)
+    name = _meant(config, name)
     if name == HOST:
-        return Image(cached(HostSource()), host_binds(), system=True)
+        return Image(cached(config, HostSource(config)), host_binds(), system=True)
     if name.startswith(CACHED):
-        return _of_entry(entry_of(name.removeprefix(CACHED)))
+        return _of_entry(entry_of(config, name.removeprefix(CACHED)))
     source: ImageSource
     if name.startswith(PREFIX):
-        bases = partial(base_image, retry=retry, start=start)
-        source = DockerfileSource.of(name, values or {}, bases, start, retry)
+        bases = partial(base_image, config, retry=retry, start=start)
+        source = DockerfileSource.of(config, name, values or {}, bases, start, retry)
     else:
-        source = source_of(name, values or {})
+        source = source_of(config, name, values or {})
     if isinstance(source, FolderSource) and source.usable:
         if not has_bash(source.path):
             raise ImageError(f"image {name}: the folder has no root file system with a bash in it")
         return Image(source.path)
     if fallback and isinstance(source, RegistrySource):
-        return _pulled_or_built(source, fallback, retry=retry, relock=relock, start=start)
-    result = _of_entry(cached(source, retry=retry, relock=relock))
+        return _pulled_or_built(config, source, fallback, retry=retry, relock=relock, start=start)
+    result = _of_entry(cached(config, source, retry=retry, relock=relock))
     if retry and isinstance(source, RegistrySource):
-        forget_fallbacks(source.reference)
+        forget_fallbacks(config, source.reference)
     return result
 
 
 def _pulled_or_built(
-    source: RegistrySource, fallback: str, *, retry: bool, relock: bool, start: StartBuild | None
+    config: SandboxConfig, source: RegistrySource, fallback: str, *, retry: bool, relock: bool, start: StartBuild | None
 ) -> Image:
     """Return an image of a registry, or the fallback if it cannot be pulled."""
     name = source.reference
-    chosen = None if retry else built_instead(name, fallback)
+    chosen = None if retry else built_instead(config, name, fallback)
     if chosen is not None:
-        return _noted(image(fallback, start=start), chosen.reason)
+        return _noted(image(config, fallback, start=start), chosen.reason)
     try:
-        return image(name, retry=retry, relock=relock)
+        return image(config, name, retry=retry, relock=relock)
     except SandboxError as error:
         failed = error if isinstance(error, ImageError) else ImageError(str(error))
-        if failed is not error and program() is not None:
+        if failed is not error and program(config) is not None:
             raise
         try:
-            built = image(fallback, retry=retry, relock=relock, start=start)
+            built = image(config, fallback, retry=retry, relock=relock, start=start)
         except ImageError as other:
             both = f"{failed.message}; nor could its Dockerfile be built instead: {other.message}"
             lines = other.lines or failed.lines
             raise ImageError(both, lines, retryable=failed.retryable or other.retryable) from other
-        return _noted(built, choose_fallback(name, fallback, built.key, failed).reason)
+        return _noted(built, choose_fallback(config, name, fallback, built.key(config), failed).reason)
 
 
 def _noted(result: Image, note: str) -> Image:
@@ -114,32 +115,34 @@ def _of_entry(root: Path) -> Image:
     return read_layers(root) or Image(root, variables=read_variables(root.parent), config=read_config(root.parent))
 
 
-def fallback_note(name: str, fallback: str) -> str:
+def fallback_note(config: SandboxConfig, name: str, fallback: str) -> str:
     """Return why the fallback of an image is used on this node; empty if it is not. Raises ImageError. Blocks."""
-    meant = _meant(name)
-    if not fallback or not isinstance(source_of(meant, {}), RegistrySource):
+    meant = _meant(config, name)
+    if not fallback or not isinstance(source_of(config, meant, {}), RegistrySource):
         return ""
-    chosen = built_instead(meant, fallback)
+    chosen = built_instead(config, meant, fallback)
     return chosen.reason if chosen else ""
 
 
-def _meant(name: str) -> str:
+def _meant(config: SandboxConfig, name: str) -> str:
     for _ in range(_MAX_ALIASES):
-        if name == HOST or name.startswith(("/", CACHED, PREFIX)) or (meant := alias_of(name)) is None:
+        if name == HOST or name.startswith(("/", CACHED, PREFIX)) or (meant := alias_of(config, name)) is None:
             break
         name = meant
     return name
 
 
-def base_image(name: str, *, retry: bool = False, start: StartBuild | None = None) -> Image | None:
+def base_image(
+    config: SandboxConfig, name: str, *, retry: bool = False, start: StartBuild | None = None
+) -> Image | None:
     """Return the base image of a Dockerfile by name, from the table of names, or a registry if builds have network.
 
     None if there is no such image and builds have no network.
     """
-    if name == HOST or name.startswith(("/", CACHED)) or alias_of(name) is not None:
-        return image(name, retry=retry, start=start)
-    if settings().build_network:
-        return image(f"docker://{name}", retry=retry, start=start)
+    if name == HOST or name.startswith(("/", CACHED)) or alias_of(config, name) is not None:
+        return image(config, name, retry=retry, start=start)
+    if config.build_network:
+        return image(config, f"docker://{name}", retry=retry, start=start)
     return None
 
 
@@ -151,72 +154,72 @@ class BuiltInstead:
     reason: str
 
 
-def built_instead(name: str, fallback: str) -> BuiltInstead | None:
+def built_instead(config: SandboxConfig, name: str, fallback: str) -> BuiltInstead | None:
     """Return the valid choice in this home; None if there is none. Raises ImageError for an unreadable context."""
     with suppress(OSError, ValueError, TypeError):
-        result = BuiltInstead(**json.loads(_choice_file(name, fallback).read_text()))
-        return result if stands(images() / result.key) else None
+        result = BuiltInstead(**json.loads(_choice_file(config, name, fallback).read_text()))
+        return result if stands(config.images_folder / result.key) else None
     return None
 
 
-def choose_fallback(name: str, fallback: str, key: str, error: ImageError) -> BuiltInstead:
+def choose_fallback(config: SandboxConfig, name: str, fallback: str, key: str, error: ImageError) -> BuiltInstead:
     """Record and log that `fallback`, whose content is `key`, replaces `name`. Raises OSError."""
     why = (error.lines or [error.message])[-1]
     result = BuiltInstead(key, f"{name} could not be pulled ({why[:_REASON_CHARS]}): its Dockerfile was built instead")
-    note = _choice_file(name, fallback)
+    note = _choice_file(config, name, fallback)
     note.parent.mkdir(parents=True, exist_ok=True)
     write(note, json.dumps(asdict(result)))
     log.warning("%s", result.reason)
     return result
 
 
-def forget_fallbacks(name: str) -> None:
+def forget_fallbacks(config: SandboxConfig, name: str) -> None:
     """Forget all choices for an image, because it is available."""
-    remove(_choices_of(name))
+    remove(_choices_of(config, name))
 
 
-def _choice_file(name: str, fallback: str) -> Path:
+def _choice_file(config: SandboxConfig, name: str, fallback: str) -> Path:
     try:
-        content = fingerprint(Path(fallback.removeprefix(PREFIX).partition("#")[0]))
+        content = fingerprint(Path(fallback.removeprefix(PREFIX).partition("#")[0]), config.digests_folder)
     except OSError as error:
         raise ImageError(f"{fallback}, from which an image is built, cannot be read: {error}") from error
-    return _choices_of(name) / digest(content, fallback.partition("#")[2])
+    return _choices_of(config, name) / digest(content, fallback.partition("#")[2])
 
 
-def _choices_of(name: str) -> Path:
-    return images() / "built_instead" / digest(name)
+def _choices_of(config: SandboxConfig, name: str) -> Path:
+    return config.images_folder / "built_instead" / digest(name)
 
 
-def _alias_table() -> Path:
-    return settings().home.absolute() / "image_aliases.json"
+def _alias_table(config: SandboxConfig) -> Path:
+    return config.home / "image_aliases.json"
 
 
-def aliases() -> dict[str, str]:
+def aliases(config: SandboxConfig) -> dict[str, str]:
     """Return the image of each name, in the form of a SandboxSpec. Raises ImageError if the table is broken."""
     try:
-        return dict(json.loads(_alias_table().read_text()))
+        return dict(json.loads(_alias_table(config).read_text()))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ImageError(f"{_alias_table()}, the names of base images, cannot be read: {error}") from error
+        raise ImageError(f"{_alias_table(config)}, the names of base images, cannot be read: {error}") from error
 
 
-def set_alias(name: str, reference: str) -> None:
+def set_alias(config: SandboxConfig, name: str, reference: str) -> None:
     """Let a name stand for an image from now on."""
-    _write_aliases({**aliases(), plain_name(name): reference})
+    _write_aliases(config, {**aliases(config), plain_name(name): reference})
 
 
-def remove_alias(name: str) -> bool:
+def remove_alias(config: SandboxConfig, name: str) -> bool:
     """Remove a name; return whether it existed."""
-    table = aliases()
+    table = aliases(config)
     there = table.pop(plain_name(name), None) is not None
-    _write_aliases(table)
+    _write_aliases(config, table)
     return there
 
 
-def alias_of(name: str) -> str | None:
+def alias_of(config: SandboxConfig, name: str) -> str | None:
     """Return the image that a name stands for; None if it is not in the table. A digest after `@` precedes the tag."""
-    table = aliases()
+    table = aliases(config)
     return next((table[each] for each in (plain_name(name), plain_name(name.partition("@")[0])) if each in table), None)
 
 
@@ -232,7 +235,7 @@ def plain_name(name: str) -> str:
     return f"{name}:latest"
 
 
-def _write_aliases(table: Mapping[str, str]) -> None:
-    path = _alias_table()
+def _write_aliases(config: SandboxConfig, table: Mapping[str, str]) -> None:
+    path = _alias_table(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps(dict(sorted(table.items())), indent=1) + "\n")

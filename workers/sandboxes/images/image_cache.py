@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from farm.errors import ImageError, SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S
 from workers.sandboxes.images.content_store import PARTS, digest, made_once, use_mark, write
 from workers.sandboxes.images.shared_lock import if_free, shared
@@ -95,39 +95,36 @@ class CachedImage:
         return max(self.used_at.values(), default=self.card.built_at)
 
 
-def images() -> Path:
-    """Return the folder that has one folder for each image."""
-    return settings().cache / "images"
-
-
-def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) -> Path:
+def cached(config: SandboxConfig, source: ImageSource, *, retry: bool = False, relock: bool = False) -> Path:
     """Return the image's root folder, built if missing. Blocks. ImageError, immediately after a recent failure.
 
     For manual requests: `retry` repeats failed builds, and `relock` locks to the current content.
     """
     requested_at = time.time()
-    mode = settings().image_cache if source.is_built else "versioned"
-    pin = images() / "pins" / digest(source.reference)
+    mode = config.image_cache if source.is_built else "versioned"
+    pin = config.images_folder / "pins" / digest(source.reference)
     pinned = pin.read_text() if mode == "lock" and pin.exists() else ""
-    if pinned and not relock and stands(images() / pinned):
-        return _root(source, images() / pinned, retry)
+    if pinned and not relock and stands(config.images_folder / pinned):
+        return _root(config, source, config.images_folder / pinned, retry)
     key = source.key()
     if pinned and not relock and key != pinned:
         raise ImageError(
             f"image {source.reference} is locked to {pinned}, which is not in the cache, and its source has changed: "
             "`farm images build` locks it again"
         )
-    folder = images() / key
-    _build(source, folder, requested_at, mode, retry)
+    folder = config.images_folder / key
+    _build(config, source, folder, requested_at, mode, retry)
     if mode == "lock" and pinned != key:
         pin.parent.mkdir(exist_ok=True)
         write(pin, key)
-    return _root(source, folder, retry)
+    return _root(config, source, folder, retry)
 
 
-def _build(source: ImageSource, folder: Path, requested_at: float, mode: str, retry: bool) -> None:
+def _build(
+    config: SandboxConfig, source: ImageSource, folder: Path, requested_at: float, mode: str, retry: bool
+) -> None:
     """Build it, unless a good one exists. A failure is remembered and applies to all that wait for the same image."""
-    good = partial(_stands_since, since=_started_at()) if mode == "scratch" else stands
+    good = partial(_stands_since, since=_started_at(config.started_at)) if mode == "scratch" else stands
     if good(folder):
         return
     forget_before = requested_at if retry else 0.0
@@ -191,23 +188,23 @@ def parts(folder: Path) -> list[Path]:
     return [Path(part) for part in (*fields["layers"], fields["folder"]) if Path(part).parent != folder]
 
 
-def entry_of(key: str) -> Path:
+def entry_of(config: SandboxConfig, key: str) -> Path:
     """Return the root folder of a cached image by its name, or the start of it. Raises ImageError."""
-    keys = [entry.folder for entry in entries() if key and entry.folder.name.startswith(key)]
+    keys = [entry.folder for entry in entries(config) if key and entry.folder.name.startswith(key)]
     if len(keys) != 1:
         several = ", which several images begin with" if keys else ""
         raise ImageError(f"there is no image {key!r} in the cache of this node{several}: see `farm images list`")
     if not stands(keys[0]):
         raise ImageError(f"image {key} is incomplete because layers of it were removed: build it again")
-    _note_use(keys[0])
+    _note_use(config, keys[0])
     return keys[0] / ROOT
 
 
-def _note_use(folder: Path) -> None:
+def _note_use(config: SandboxConfig, folder: Path) -> None:
     now = time.monotonic()
     if now - _noted.get((folder, ""), -_NOTE_S) < _NOTE_S:
         return
-    for each in (folder, *(part.parent for part in parts(folder) if part.parent.parent == images())):
+    for each in (folder, *(part.parent for part in parts(folder) if part.parent.parent == config.images_folder)):
         with suppress(OSError):
             (each / _USED / os.uname().nodename).touch()
     _noted[folder, ""] = now
@@ -219,15 +216,15 @@ def _stands_since(folder: Path, since: float) -> bool:
 
 
 @cache
-def _started_at() -> float:
+def _started_at(known: float | None) -> float:
     """Return the start time of this farm, or if unknown of this process, in seconds since 1970."""
-    if (known := settings().started_at) is not None:
+    if known is not None:
         return known
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
+def _root(config: SandboxConfig, source: ImageSource, folder: Path, by_hand: bool) -> Path:
     """Return the root folder; record its use by this node and its name, for pruning, at intervals and if writable."""
     now = time.monotonic()
     seen = (folder, source.reference)
@@ -237,20 +234,20 @@ def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
             if not name.exists():
                 write(name, source.reference)
             if not by_hand:
-                _note_use(folder)
+                _note_use(config, folder)
                 _noted[seen] = now
     return folder / ROOT
 
 
 @contextmanager
-def held(root: Path) -> Iterator[int | None]:
+def held(config: SandboxConfig, root: Path) -> Iterator[int | None]:
     """Yield a descriptor. While any process has it open, the image is not removed. None for a folder not in the cache.
 
     Raises SandboxError if the image was removed since it was found.
     """
-    if root.parent.parent == images():
+    if root.parent.parent == config.images_folder:
         lock, what = root.with_name(_LOCK), f"image {root.parent.name}"
-    elif is_part(root):
+    elif is_part(config, root):
         lock, what = use_mark(root), f"{root.parent.name}/{root.name}"
     else:
         yield None
@@ -260,25 +257,25 @@ def held(root: Path) -> Iterator[int | None]:
             descriptor = stack.enter_context(shared(lock))
         except FileNotFoundError:
             # a home that cannot be written has no marks, and nothing is removed from it
-            if is_part(root) and root.is_dir() and not os.access(root.parent, os.W_OK):
+            if is_part(config, root) and root.is_dir() and not os.access(root.parent, os.W_OK):
                 yield None
                 return
             raise SandboxError(f"{what} has just been removed from the cache") from None
         yield descriptor
 
 
-def is_part(folder: Path) -> bool:
+def is_part(config: SandboxConfig, folder: Path) -> bool:
     """Return whether a folder is an entry of the cache but not an image."""
-    return folder.parent.name in PARTS and folder.parent.parent == settings().cache
+    return folder.parent.name in PARTS and folder.parent.parent == config.cache
 
 
 @contextmanager
-def unheld(folder: Path) -> Iterator[bool]:
+def unheld(config: SandboxConfig, folder: Path) -> Iterator[bool]:
     """Yield whether no sandbox uses an image or part; if so, none can start to while the block runs.
 
     True where the file system has no locks: pruning then depends on the times only.
     """
-    with if_free(use_mark(folder) if is_part(folder) else folder / _LOCK, without_locks=True) as free:
+    with if_free(use_mark(folder) if is_part(config, folder) else folder / _LOCK, without_locks=True) as free:
         yield free
 
 
@@ -297,9 +294,9 @@ def _fail_again(folder: Path, requested_at: float, forget_before: float) -> None
         raise ImageError(note["message"], note["lines"], retryable=note["retryable"])
 
 
-def entries() -> Iterator[CachedImage]:
+def entries(config: SandboxConfig) -> Iterator[CachedImage]:
     """Yield all images in the cache, in no order."""
-    for folder in images().glob("*"):
+    for folder in config.images_folder.glob("*"):
         card = _card(folder)
         if card is not None and card.key == folder.name:
             used = {mark.name: mark.stat().st_mtime for mark in (folder / _USED).glob("*")}
@@ -307,10 +304,10 @@ def entries() -> Iterator[CachedImage]:
             yield CachedImage(card, folder, tuple(names), used)
 
 
-def cached_parts() -> Iterator[CachedImage]:
+def cached_parts(config: SandboxConfig) -> Iterator[CachedImage]:
     """Yield the other entries of the cache in the form of images. The node that used them last is not known."""
     for kind in PARTS:
-        for mark in (settings().cache / kind).glob("*.use"):
+        for mark in (config.cache / kind).glob("*.use"):
             folder = mark.with_suffix("")
             with suppress(OSError):
                 used_at = mark.stat().st_mtime
@@ -329,9 +326,9 @@ def _size_of(folder: Path, mark: Path, used_at: float) -> int:
     return n_bytes
 
 
-def locked_keys() -> set[str]:
+def locked_keys(config: SandboxConfig) -> set[str]:
     """Return the images that are locked by FARM_IMAGE_CACHE=lock, because they could not be built again."""
-    return {pin.read_text() for pin in (images() / "pins").glob("*")}
+    return {pin.read_text() for pin in (config.images_folder / "pins").glob("*")}
 
 
 def _card(folder: Path) -> ImageMetadata | None:

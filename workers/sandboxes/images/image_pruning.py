@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from farm.settings import settings
-from workers.sandboxes.images.content_store import PARTS, digests, remove_unfinished, use_mark
+from workers.sandboxes.config import SandboxConfig
+from workers.sandboxes.images.content_store import PARTS, remove_unfinished, use_mark
 from workers.sandboxes.images.image import CACHED, aliases
 from workers.sandboxes.images.image_cache import (
     REMEMBER_S,
     CachedImage,
     cached_parts,
     entries,
-    images,
     is_part,
     locked_keys,
     parts,
@@ -51,26 +50,26 @@ class PrunedImage:
     kept: str = ""
 
 
-def prune(wanted: Iterable[CachedImage]) -> list[PrunedImage]:
+def prune(config: SandboxConfig, wanted: Iterable[CachedImage]) -> list[PrunedImage]:
     """Remove these images, and the remains of killed builds. Blocks."""
     result = []
     needed: set[Path] = set()
-    for each in examined(wanted):
+    for each in examined(config, wanted):
         kept = each.kept or (PART if each.entry.folder in needed else "")
         shared = _parts(each.entry) if not kept else set()
-        kept = kept or _remove(each.entry)
+        kept = kept or _remove(config, each.entry)
         # it has just been taken into use
         needed |= shared if kept else set()
         result.append(PrunedImage(each.entry, kept))
-    _remove_leftovers()
+    _remove_leftovers(config)
     return result
 
 
-def examined(wanted: Iterable[CachedImage]) -> list[PrunedImage]:
+def examined(config: SandboxConfig, wanted: Iterable[CachedImage]) -> list[PrunedImage]:
     """Return which of these images would be removed, those that consist of others first. Blocks."""
     listed = list(wanted)
-    reasons = {entry.folder: why_kept(entry) for entry in listed}
-    stay = [entry for entry in entries() if reasons.get(entry.folder, STOOD_ON)]
+    reasons = {entry.folder: why_kept(config, entry) for entry in listed}
+    stay = [entry for entry in entries(config) if reasons.get(entry.folder, STOOD_ON)]
     needed = {part for entry in stay for part in _parts(entry)}
     listed.sort(key=lambda entry: not _parts(entry))
     return [PrunedImage(entry, reasons[entry.folder] or (PART if entry.folder in needed else "")) for entry in listed]
@@ -80,32 +79,32 @@ def _parts(entry: CachedImage) -> set[Path]:
     return {part.parent for part in parts(entry.folder)}
 
 
-def everything() -> list[CachedImage]:
+def everything(config: SandboxConfig) -> list[CachedImage]:
     """Return all images, and all other cached data of sandboxes: environments, programs, archives."""
-    return [*entries(), *cached_parts()]
+    return [*entries(config), *cached_parts(config)]
 
 
-def unused_since(instant: float) -> list[CachedImage]:
+def unused_since(config: SandboxConfig, instant: float) -> list[CachedImage]:
     """Return entries that were not used since an instant, in seconds since 1970."""
-    return [entry for entry in everything() if entry.last_used_at < instant]
+    return [entry for entry in everything(config) if entry.last_used_at < instant]
 
 
-def prune_by_itself(keep_s: float, n_bytes: int) -> list[PrunedImage]:
+def prune_by_itself(config: SandboxConfig, keep_s: float, n_bytes: int) -> list[PrunedImage]:
     """Remove entries unused for `keep_s`, and the least recently used ones beyond `n_bytes`; 0 means no limit.
 
     Entries with an alias or a lock are kept, because they might not be reproducible. Blocks.
     """
-    wanted = {each.folder: each for each in unused_since(time.time() - keep_s)} if keep_s else {}
-    wanted |= {each.folder: each for each in beyond(n_bytes)} if n_bytes else {}
-    named = tuple(each.removeprefix(CACHED) for each in aliases().values() if each.startswith(CACHED))
-    locked = locked_keys()
+    wanted = {each.folder: each for each in unused_since(config, time.time() - keep_s)} if keep_s else {}
+    wanted |= {each.folder: each for each in beyond(config, n_bytes)} if n_bytes else {}
+    named = tuple(each.removeprefix(CACHED) for each in aliases(config).values() if each.startswith(CACHED))
+    locked = locked_keys(config)
     free = (each for each in wanted.values() if each.card.key not in locked and not each.card.key.startswith(named))
-    return prune(free)
+    return prune(config, free)
 
 
-def beyond(n_bytes: int) -> list[CachedImage]:
+def beyond(config: SandboxConfig, n_bytes: int) -> list[CachedImage]:
     """Return the least recently used entries to remove so that the rest fits in `n_bytes`."""
-    result = sorted(everything(), key=lambda entry: entry.last_used_at, reverse=True)
+    result = sorted(everything(config), key=lambda entry: entry.last_used_at, reverse=True)
     excess = []
     for entry in result:
         n_bytes -= entry.card.n_bytes
@@ -114,7 +113,7 @@ def beyond(n_bytes: int) -> list[CachedImage]:
     return excess
 
 
-def why_kept(entry: CachedImage) -> str:
+def why_kept(config: SandboxConfig, entry: CachedImage) -> str:
     """Return the reason why an image must not be removed now; empty if it may be."""
     here = os.uname().nodename
     now = time.time()
@@ -122,26 +121,26 @@ def why_kept(entry: CachedImage) -> str:
         if now - used_at < (STARTING_S if node == here else ELSEWHERE_S):
             where = f" on {node}" if node not in ("", here) else ""
             return f"used{where} {max(0, now - used_at):.0f} s ago"
-    return STOOD_ON if is_stood_on(entry.folder) else ""
+    return STOOD_ON if is_stood_on(config, entry.folder) else ""
 
 
-def is_stood_on(folder: Path) -> bool:
+def is_stood_on(config: SandboxConfig, folder: Path) -> bool:
     """Return whether a sandbox uses an image now."""
     try:
-        with unheld(folder) as free:
+        with unheld(config, folder) as free:
             return not free
     except FileNotFoundError:
         return False
 
 
-def _remove(entry: CachedImage) -> str:
+def _remove(config: SandboxConfig, entry: CachedImage) -> str:
     """Remove it, renamed first so that no sandbox gets half of it; return the reason if it is kept, else empty."""
     aside = entry.folder.with_name(f"{entry.folder.name}.old.{uuid4().hex[:8]}")
     try:
-        with unheld(entry.folder) as free:
+        with unheld(config, entry.folder) as free:
             if not free:
                 return STOOD_ON
-            if is_part(entry.folder):
+            if is_part(config, entry.folder):
                 # first, so that no process that found the folder holds a deleted one
                 use_mark(entry.folder).unlink()
             entry.folder.rename(aside)
@@ -151,22 +150,22 @@ def _remove(entry: CachedImage) -> str:
     return ""
 
 
-def _remove_leftovers() -> None:
-    for aside in images().glob("*.old.*"):
-        if not is_stood_on(aside):
+def _remove_leftovers(config: SandboxConfig) -> None:
+    for aside in config.images_folder.glob("*.old.*"):
+        if not is_stood_on(config, aside):
             remove(aside)
     for kind in PARTS:
         # their lock was free when they were moved aside
-        for aside in (settings().cache / kind).glob("*.old.*"):
+        for aside in (config.cache / kind).glob("*.old.*"):
             remove(aside)
-    for lock in images().glob("*.lock"):
+    for lock in config.images_folder.glob("*.lock"):
         with suppress(OSError), if_free(lock) as held:
             folder = lock.with_suffix("")
             remove_unfinished(folder, held)
             if held and not folder.exists():
                 lock.unlink()
-    _remove_old(images().glob("*.failed*"), max(REMEMBER_S.values()))
-    _remove_old(digests().glob("*"), _DIGEST_S)
+    _remove_old(config.images_folder.glob("*.failed*"), max(REMEMBER_S.values()))
+    _remove_old(config.digests_folder.glob("*"), _DIGEST_S)
 
 
 def _remove_old(files: Iterable[Path], after_s: float) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from farm.errors import ImageError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images import definitions
 from workers.sandboxes.images.archives import BROKEN, BadArchive, extract, first_line
 from workers.sandboxes.images.building.builder import LinkInTheWay, build, copy_tree, lend, move_tree, owner, workplace
@@ -56,30 +57,30 @@ _FORMAT = 3
 HOST = "host"
 
 
-def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
+def source_of(config: SandboxConfig, name: str, values: Mapping[str, str]) -> ImageSource:
     """Return the source that an image's name refers to, existing or not. ImageError if it does not take `values`."""
     if values and not name.endswith(definitions.TEMPLATE):
         raise ImageError(f"image {name} takes no image_values: only a template, FILE.def{definitions.TEMPLATE}, does")
     if name.startswith(REGISTRIES):
-        return RegistrySource(name)
+        return RegistrySource(config, name)
     kind, _, rest = name.partition(":")
     if kind in ARCHIVES and rest:
         path, tag = split_tag(Path(rest.removeprefix("//")).absolute())
-        return ArchiveSource(kind, path, tag)
+        return ArchiveSource(config, kind, path, tag)
     path = Path(name).absolute()
     if name.endswith(DEFINITIONS):
-        return DefinitionSource(path, dict(values))
+        return DefinitionSource(config, path, dict(values))
     if name.endswith(".sif"):
-        return RuntimeFileSource(path)
+        return RuntimeFileSource(config, path)
     if name.endswith(TARS):
-        return ArchiveSource("", path)
-    return FolderSource(path)
+        return ArchiveSource(config, "", path)
+    return FolderSource(config, path)
 
 
-def _content(path: Path, *, follow: bool = False) -> str:
+def _content(path: Path, digests: Path, *, follow: bool = False) -> str:
     """Return a path's fingerprint. Raises ImageError if it cannot be read."""
     try:
-        return fingerprint(path, follow=follow)
+        return fingerprint(path, digests, follow=follow)
     except FileNotFoundError:
         remedy = f"fix its name, put it there, or name another: {KINDS}"
         raise ImageError(f"there is no {path} on this node: {remedy}") from None
@@ -88,6 +89,7 @@ def _content(path: Path, *, follow: bool = False) -> str:
 
 
 def _build(
+    config: SandboxConfig,
     words: Sequence[str],
     place: Path,
     source: ImageSource,
@@ -97,8 +99,8 @@ def _build(
     blobs: Path | None = None,
 ) -> None:
     what = f"image {source.reference}"
-    root = build(words, place, what, definition=definition, blobs=blobs)
-    write_variables(root, place, folder)
+    root = build(config, words, place, what, definition=definition, blobs=blobs)
+    write_variables(config, root, place, folder)
     move_tree(root, folder / ROOT)
 
 
@@ -111,6 +113,7 @@ def _write_config(find: Callable[[], bytes], source: ImageSource, folder: Path) 
 
 @dataclass(frozen=True, slots=True)
 class _PathSource:
+    config: SandboxConfig
     path: Path
     is_built: ClassVar[bool] = True
     is_whole: ClassVar[bool] = True
@@ -127,7 +130,7 @@ class FolderSource(_PathSource):
     def usable(self) -> bool:
         """True if sandboxes can use it in place: an overlay cannot change files of a user that is unknown inside."""
         tops = [path for path in (self.path, self.path / "usr") if path.exists()]
-        return self.path.is_dir() and all(path.lstat().st_uid == owner() for path in tops)
+        return self.path.is_dir() and all(path.lstat().st_uid == owner(self.config.user) for path in tops)
 
     def key(self) -> str:
         if not self.path.exists() and self.path.parent == Path.cwd():
@@ -137,11 +140,11 @@ class FolderSource(_PathSource):
                 f"docker://{name} is one of a registry, `farm images alias {name} IMAGE` makes it stand for another"
             )
             raise ImageError(f"there is no image {name} on this node: {remedy}; an image is {KINDS}")
-        return digest("folder", _FORMAT, _content(self.path), owner())
+        return digest("folder", _FORMAT, _content(self.path, self.config.digests_folder), owner(self.config.user))
 
     def make(self, folder: Path) -> None:
         copy_tree(self.path, folder / ROOT)
-        give(folder / ROOT)
+        give(folder / ROOT, self.config.user)
 
 
 class RuntimeFileSource(_PathSource):
@@ -149,16 +152,16 @@ class RuntimeFileSource(_PathSource):
 
     def key(self) -> str:
         # its content is fixed: every version of the runtime unpacks it the same way
-        return digest("file", _FORMAT, _content(self.path), owner())
+        return digest("file", _FORMAT, _content(self.path, self.config.digests_folder), owner(self.config.user))
 
     def make(self, folder: Path) -> None:
-        with workplace() as place:
-            source = lend(self.path, place, "image.sif")
+        with workplace(self.config) as place:
+            source = lend(self.path, place, "image.sif", self.config.user)
             if not _is_sif(source):
                 # the builder would interpret it as a definition
                 raise ImageError(f"image {self.path} is not a SIF file or is broken")
-            _build([str(source)], place, self, folder)
-            restore_special_modes(source, folder / ROOT, place)
+            _build(self.config, [str(source)], place, self, folder)
+            restore_special_modes(self.config, source, folder / ROOT, place)
             if settings := oci_settings(source):
                 _write_config(lambda: b'{"config": %s}' % settings, self, folder)
 
@@ -173,6 +176,7 @@ def _is_sif(path: Path) -> bool:
 class ArchiveSource:
     """A tar file written by `docker save` or `skopeo copy`; `kind` is empty if it must be detected."""
 
+    config: SandboxConfig
     kind: str
     path: Path
     tag: str = ""
@@ -184,16 +188,17 @@ class ArchiveSource:
         return f"{self.kind}:{self.path}{self.tag}" if self.kind else str(self.path)
 
     def key(self) -> str:
-        return digest("archive", _FORMAT, _content(self.path), self.kind, self.tag, version(), owner())
+        content = _content(self.path, self.config.digests_folder)
+        return digest("archive", _FORMAT, content, self.kind, self.tag, version(self.config), owner(self.config.user))
 
     def make(self, folder: Path) -> None:
         kind, complete = self._look()
         try:
-            with workplace() as place:
-                _build([self._source(kind, complete, place)], place, self, folder)
+            with workplace(self.config) as place:
+                _build(self.config, [self._source(kind, complete, place)], place, self, folder)
         except LinkInTheWay as error:
-            with workplace() as place:
-                _build([self._cleared(kind, place, error)], place, self, folder)
+            with workplace(self.config) as place:
+                _build(self.config, [self._cleared(kind, place, error)], place, self, folder)
         with tarfile.open(self.path) as archive:
             find = config_in_layout if kind == "oci-archive" else config_in_docker_archive
             _write_config(partial(find, member_reader(archive), self.tag), self, folder)
@@ -220,7 +225,7 @@ class ArchiveSource:
     def _lent(self, place: Path) -> Path:
         """Return a path by which the builder can read the archive; decompressed, because it cannot read all formats."""
         if self.path.suffix not in PACKED:
-            return lend(self.path, place, "image.tar")
+            return lend(self.path, place, "image.tar", self.config.user)
         with gzip.open(self.path) as packed, (place / "image.tar").open("wb") as archive:
             shutil.copyfileobj(packed, archive)
         return place / "image.tar"
@@ -252,16 +257,17 @@ class ArchiveSource:
 class RegistrySource:
     """An image of a registry. Its name identifies its content: the registry is contacted only to build it."""
 
+    config: SandboxConfig
     reference: str
     is_built: ClassVar[bool] = True
     is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
-        return digest("registry", _FORMAT, self.reference, version(), owner())
+        return digest("registry", _FORMAT, self.reference, version(self.config), owner(self.config.user))
 
     def make(self, folder: Path) -> None:
         try:
-            with workplace() as place:
+            with workplace(self.config) as place:
                 self._make(place, folder)
         except ImageError as error:
             name = self.reference.removeprefix("docker://")
@@ -273,13 +279,13 @@ class RegistrySource:
 
     def _make(self, place: Path, folder: Path) -> None:
         """Build the image in a work folder, again without its links if they obstruct the runtime."""
-        with shared_blobs(place) as blobs:
+        with shared_blobs(self.config, place) as blobs:
             layout = blobs / LAYOUT
             try:
-                _build([self.reference], place, self, folder, blobs=blobs)
+                _build(self.config, [self.reference], place, self, folder, blobs=blobs)
             except LinkInTheWay:
                 remove(place / "root")
-                _build([clear(layout)], place, self, folder)
+                _build(self.config, [clear(layout)], place, self, folder)
             # other kinds of registries have no such layout
             if (layout / "index.json").is_file():
                 _write_config(partial(config_in_layout, file_reader(layout)), self, folder)
@@ -289,6 +295,7 @@ class RegistrySource:
 class DefinitionSource:
     """A definition file, or a template of one with its values."""
 
+    config: SandboxConfig
     path: Path
     values: Mapping[str, str] = field(default_factory=dict)
     is_built: ClassVar[bool] = True
@@ -301,21 +308,21 @@ class DefinitionSource:
 
     def key(self) -> str:
         definition = definitions.read(self.path, self.values)
-        contents = [_content(path, follow=True) for path in definition.sources()]
-        return digest("definition", _FORMAT, definition.text, contents, version(), owner())
+        contents = [_content(path, self.config.digests_folder, follow=True) for path in definition.sources()]
+        return digest("definition", _FORMAT, definition.text, contents, version(self.config), owner(self.config.user))
 
     def make(self, folder: Path) -> None:
         definition = definitions.read(self.path, self.values)
         with (
-            workplace() as place,
-            shared_blobs(place) if definition.from_registry else nullcontext() as blobs,
+            workplace(self.config) as place,
+            shared_blobs(self.config, place) if definition.from_registry else nullcontext() as blobs,
         ):
             written = place / "definition"
             written.write_text(self._lent(definition, place))
-            _build([str(written)], place, self, folder, definition=True, blobs=blobs)
+            _build(self.config, [str(written)], place, self, folder, definition=True, blobs=blobs)
 
     def _lent(self, definition: Definition, place: Path) -> str:
-        return definition.lent(lambda path, name, owned: lend(path, place, name, owned=owned))
+        return definition.lent(lambda path, name, owned: lend(path, place, name, self.config.user, owned=owned))
 
 
 _HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -341,24 +348,26 @@ _HOST_FILES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class HostSource:
     """The image `host`: the node's own system folders, read-only, with an /etc that reveals nothing about the node."""
 
-    reference: str = HOST
+    config: SandboxConfig
+    reference: ClassVar[str] = HOST
     is_built: ClassVar[bool] = False
     is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
         copied = [Path("/etc", name) for name in _HOST_ETC]
         stamps = [(str(path), path.stat().st_mtime_ns) for path in copied if path.exists()]
-        return digest("host", host_binds(), stamps, _HOST_FILES, _HOST_EMPTY, sandbox_user())
+        return digest("host", host_binds(), stamps, _HOST_FILES, _HOST_EMPTY, sandbox_user(self.config.user))
 
     def make(self, folder: Path) -> None:
         root = folder / ROOT
         root.mkdir()
         _make_host_root(root)
         open_to_all(root)
-        give(root)
+        give(root, self.config.user)
 
 
 def host_binds() -> tuple[tuple[str, str], ...]:

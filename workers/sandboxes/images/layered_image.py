@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from farm.errors import SandboxError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, fingerprint
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
-from workers.sandboxes.images.image_cache import LAYERS, ROOT, cached, images
+from workers.sandboxes.images.image_cache import LAYERS, ROOT, cached
 
 _KNOWN_S = 30.0
 """Seconds for which a folder outside of the cache counts as unchanged: to check all of its files takes long."""
@@ -57,17 +58,16 @@ class Image:
         """The cache folders to hold while it is used, so that none of it is removed."""
         return tuple(dict.fromkeys(root for root in (self.entry, self.folder) if root is not None))
 
-    @property
-    def key(self) -> str:
-        """The name of its content. Raises OSError for a folder that cannot be read. Blocks."""
+    def key(self, config: SandboxConfig) -> str:
+        """Return the name of its content. Raises OSError for a folder that cannot be read. Blocks."""
         if self.entry is not None:
             return self.entry.parent.name
-        if self.folder.parent.parent == images():
+        if self.folder.parent.parent == config.images_folder:
             return self.folder.parent.name
         now = time.monotonic()
         known_at, key = _known.get(self.folder, (-_KNOWN_S, ""))
         if now - known_at >= _KNOWN_S:
-            key = digest("folder", fingerprint(self.folder))
+            key = digest("folder", fingerprint(self.folder, config.digests_folder))
             _known[self.folder] = (now, key)
         return key
 
@@ -116,9 +116,9 @@ class EmptySource:
         (folder / ROOT).mkdir()
 
 
-def empty_image() -> Image:
+def empty_image(config: SandboxConfig) -> Image:
     """Return the image without files. Blocks."""
-    return Image(cached(EmptySource()))
+    return Image(cached(config, EmptySource()))
 
 
 def begins_empty(image: Image) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, made_once
 from workers.sandboxes.isolation.fork_requests import program_of
 from workers.sandboxes.sandbox_user import sandbox_user
@@ -28,23 +28,23 @@ APPTAINER_REMEDY = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX nee
 
 
 @cache
-def program() -> Path | None:
+def program(config: SandboxConfig) -> Path | None:
     """Return the runtime's command on PATH or in the folder `apptainer` of the farm's home; None if there is none."""
-    own = settings().home.absolute() / "apptainer/usr/bin"
+    own = config.home / "apptainer/usr/bin"
     for name in NAMES:
         if path := shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{own}"):
             return Path(path).absolute()
     return None
 
 
-def exposure() -> tuple[str, str]:
+def exposure(config: SandboxConfig) -> tuple[str, str]:
     """Return the runtime's folder and the uppermost of its parents that is closed to the sandbox user.
 
     Both are empty if no parent is closed. Checked each time, because any command of the farm may close FARM_HOME to
     others, even while this process runs.
     """
-    path = program()
-    if path is None or sandbox_user() is None:
+    path = program(config)
+    if path is None or sandbox_user(config.user) is None:
         return "", ""
     closed = [parent for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH]
     prefix = path.parents[2] if path.parents[1].name == "usr" else path.parents[1]
@@ -52,10 +52,10 @@ def exposure() -> tuple[str, str]:
 
 
 @cache
-def client() -> Any:
+def client(config: SandboxConfig) -> Any:
     """Return spython's client, set up to find this node's runtime. Raises SandboxError if there is none."""
     # spython calls `singularity`, by that name and on PATH, whatever the runtime's name is
-    os.environ["PATH"] = f"{wrapper().parent}:{os.environ.get('PATH', os.defpath)}"
+    os.environ["PATH"] = f"{wrapper(config).parent}:{os.environ.get('PATH', os.defpath)}"
     from spython.main import Client
 
     Client.quiet = True
@@ -63,23 +63,23 @@ def client() -> Any:
 
 
 @cache
-def version() -> str:
+def version(config: SandboxConfig) -> str:
     """Return the runtime's version string. Raises SandboxError if there is no runtime or it does not run."""
     try:
-        done = subprocess.run([wrapper(), "--version"], capture_output=True, text=True, timeout=VERSION_S)
+        done = subprocess.run([wrapper(config), "--version"], capture_output=True, text=True, timeout=VERSION_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxError(f"{program()} does not run: {error}") from error
+        raise SandboxError(f"{program(config)} does not run: {error}") from error
     if done.returncode:
-        raise SandboxError(f"{program()} does not run for the sandbox user: {done.stderr.strip()[-300:]}")
+        raise SandboxError(f"{program(config)} does not run for the sandbox user: {done.stderr.strip()[-300:]}")
     return done.stdout.strip()
 
 
-def wrapper(tool: str = "") -> Path:
+def wrapper(config: SandboxConfig, tool: str = "") -> Path:
     """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. Raises SandboxError.
 
     With `tool`, it runs that program, which is next to the runtime or on the node's PATH.
     """
-    path = program()
+    path = program(config)
     if path is None:
         raise SandboxError(f"no apptainer or singularity on this node: {APPTAINER_REMEDY}")
     if tool:
@@ -88,29 +88,29 @@ def wrapper(tool: str = "") -> Path:
         if own is None:
             raise SandboxError(f"no {tool} on this node: install squashfs-tools")
         path = Path(own)
-    text = _wrapper(path)
-    folder = made_once(settings().cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
+    text = _wrapper(config, path)
+    folder = made_once(config.cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
     return folder / "singularity"
 
 
-def own_folder() -> Path:
+def own_folder(config: SandboxConfig) -> Path:
     """Return the sandbox user's folder in which the runtime works when it does not run a sandbox."""
-    own = settings().scratch.absolute() / "runtime"
+    own = config.scratch / "runtime"
     own.mkdir(parents=True, exist_ok=True)
-    user = sandbox_user()
+    user = sandbox_user(config.user)
     if user:
         os.chown(own, *user)
     return own
 
 
-def _wrapper(found: Path) -> str:
+def _wrapper(config: SandboxConfig, found: Path) -> str:
     """Return a script that runs it as the sandbox user, after opening the closed folder to that user if necessary.
 
     The host's root must not unpack images.
     """
-    own, exposed = shlex.quote(str(own_folder())), shlex.join(exposure())
+    own, exposed = shlex.quote(str(own_folder(config))), shlex.join(exposure(config))
     confined = shlex.join([sys.executable, "-I", "-S", "-c", _CONFINED, _PROJECT])
-    user = shlex.join(map(str, sandbox_user() or ("", "")))
+    user = shlex.join(map(str, sandbox_user(config.user) or ("", "")))
     text = Path(__file__).with_name("runtime_wrapper.sh").read_text()
     values = {"OWN": own, "EXPOSURE": exposed, "CONFINED": confined, "USER": user, "PROGRAM": shlex.quote(str(found))}
     return re.sub("@([A-Z]+)@", lambda field: values[field[1]], text)
@@ -121,13 +121,13 @@ def _write_wrapper(folder: Path, text: str) -> None:
     (folder / "singularity").chmod(0o755)
 
 
-def exec_command(root: Path, binds: Mapping[str, str], options: Sequence[str]) -> list[str]:
+def exec_command(config: SandboxConfig, root: Path, binds: Mapping[str, str], options: Sequence[str]) -> list[str]:
     """Return the command line that runs a program in a root file system; append the program.
 
     `binds` maps existing sources to targets, all read-only.
     """
-    spython = client()
+    spython = client(config)
     words = spython._init_command("exec", ["-s"])
     words += spython._generate_bind_list([f"{source}:{target}:ro" for source, target in binds.items()])
     words += ["--writable", *options, str(root)]
-    return [str(program()), *(word for word in words[1:] if word != "--quiet")]
+    return [str(program(config)), *(word for word in words[1:] if word != "--quiet")]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from farm.errors import SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.kernel import cell_protocol
 from workers.sandboxes.kernel.python_runtime import BOOTSTRAP, kernel_folder
 from workers.sandboxes.kernel.zygote_pool import Zygote, ZygoteKind, zygote_pool
@@ -211,7 +211,7 @@ class Interpreter:
         self._pid = 0
         self._pidfd = -1
         self._closing = contextlib.ExitStack()
-        self.output = InterpreterOutput()
+        self.output = InterpreterOutput(entry.config.scratch)
         ours, self._theirs = socket.socketpair()
         self._frames = FrameConnection(ours)
         for end in (self.output, self._frames, self._theirs):
@@ -220,8 +220,8 @@ class Interpreter:
     @classmethod
     async def started(cls, entry: SandboxEntry, program: Program, env: Mapping[str, str]) -> Interpreter:
         """Start an interpreter and wait until it accepts cells. Raises SandboxError."""
-        folder = await asyncio.to_thread(kernel_folder)
-        kind = _kind(program, env, folder)
+        folder = await asyncio.to_thread(kernel_folder, entry.config.cache)
+        kind = _kind(entry.config, program, env, folder)
         reason = ""
         # a zygote may have been killed, and the next one too
         for _ in range(2 if kind else 0):
@@ -389,26 +389,26 @@ def _reply(head: Mapping[str, Any], body: bytes) -> Reply:
         raise PeerGone from error
 
 
-def _kind(program: Program, env: Mapping[str, str], kernels: Path) -> ZygoteKind | None:
+def _kind(config: SandboxConfig, program: Program, env: Mapping[str, str], kernels: Path) -> ZygoteKind | None:
     """Return the kind of zygote for this program; None if the sandbox does not have the farm's Python.
 
     Also None if variables are set that only take effect when a Python, or any program, starts.
     """
     python = Path(env["PATH"].partition(":")[0]) / "python3"
-    environments = settings().cache.absolute() / "environments"
-    if python.parent.parent.parent != environments or any(name.startswith(("PYTHON", "LD_")) for name in env):
+    farms_own = python.parent.parent.parent == config.environments_folder
+    if not farms_own or any(name.startswith(("PYTHON", "LD_")) for name in env):
         return None
     folders = (str(python.parent.parent), sys.base_prefix, str(kernels))
     if program.on_farm_python:
-        return ZygoteKind(_PYTHON, ("-I", "-S"), str(kernels), program.module, folders[1:])
-    return ZygoteKind(str(python), (), str(kernels), program.module, folders)
+        return ZygoteKind(_PYTHON, ("-I", "-S"), str(kernels), program.module, folders[1:], config.user)
+    return ZygoteKind(str(python), (), str(kernels), program.module, folders, config.user)
 
 
 class InterpreterOutput(OutputPipe):
     """The output of an interpreter, in bounded memory."""
 
-    def __init__(self) -> None:
-        self._folder = settings().scratch
+    def __init__(self, scratch: Path) -> None:
+        self._folder = scratch
         self._kept = self._new_output()
         self._allowed = _BURST
         self._resume: asyncio.TimerHandle | None = None

@@ -19,7 +19,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from farm.python_syntax import parsed
-from farm.settings import settings
 from workers.sandboxes.images.content_store import digest, made_once
 
 PROGRAMS = tuple(f"workers.sandboxes.kernel.{name}" for name in ("ipython_server", "jupyter_bridge", "zygote"))
@@ -37,18 +36,18 @@ BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from workers.sandboxes
 _lock = threading.Lock()
 
 
-def kernel_folder() -> Path:
+def kernel_folder(cache_folder: Path) -> Path:
     """Return the folder, creating it if it is missing. Blocks, the first time for seconds."""
     with _lock:  # the first of a burst of sandboxes reads the sources, the others wait for it
-        return _kernel_folder(settings().cache.absolute())
+        return _kernel_folder(cache_folder)
 
 
 @cache
-def _kernel_folder(place: Path) -> Path:
+def _kernel_folder(cache_folder: Path) -> Path:
     parts = {folder: closure(name).values() for folder, name in PACKAGES.items()}
     versions = {folder: sorted((part.name, part.version) for part in result) for folder, result in parts.items()}
     sources = own_modules()
-    folder = place / "kernels" / digest("kernel", versions, sources, sys.version)
+    folder = cache_folder / "kernels" / digest("kernel", versions, sources, sys.version)
 
     def make(temporary: Path) -> None:
         for file, source in sources.items():

@@ -36,6 +36,8 @@ class ZygoteKind:
     module: str
     folders: tuple[str, ...]
     """The folders that this Python reads."""
+    user: str
+    """The name of the user that sandboxes run as when the farm is started by root."""
 
 
 class Zygote(ForkServerProcess):
@@ -45,7 +47,7 @@ class Zygote(ForkServerProcess):
         self.n_kernels = 0
         self._output = os.fdopen(os.memfd_create("output"), "rb", 0)
         job = {
-            "user": sandbox_user(),
+            "user": sandbox_user(kind.user),
             "folders": kind.folders,
             "argv": [kind.python, *kind.flags, "-c", BOOTSTRAP.format(module="zygote"), kind.kernels, kind.module],
             "env": {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": "/nonexistent", MARK: new_tag()},

@@ -18,8 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from farm.settings import settings
-from workers.sandboxes.lifecycle.state import folder_of_all
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import sandbox_user
 
@@ -35,18 +34,14 @@ _FILES, _LOCK = "files", "lock"
 _NEW, _GONE = ".new", ".gone"
 
 
-def folder_of_layers() -> Path:
-    return settings().scratch.absolute() / "layers"
-
-
-def exists(name: str) -> bool:
-    return (folder_of_layers() / name).is_dir()
+def exists(config: SandboxConfig, name: str) -> bool:
+    return (config.layers_folder / name).is_dir()
 
 
 @contextmanager
-def held(name: str) -> Iterator[Path | None]:
+def held(config: SandboxConfig, name: str) -> Iterator[Path | None]:
     """Yield the layer's files, protected from removal while the block runs; None if there is no such layer."""
-    place = folder_of_layers() / name
+    place = config.layers_folder / name
     try:
         descriptor = os.open(place / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -73,17 +68,17 @@ def mark(state: Path, name: str) -> None:
     (state / LINK).symlink_to(name)
 
 
-def below(state: Path) -> tuple[str, ...]:
+def below(config: SandboxConfig, state: Path) -> tuple[str, ...]:
     """Return the prepared layer below a sandbox, without those of its image; empty if there is none."""
     try:
-        return (str(folder_of_layers() / (state / LINK).readlink().name / _FILES),)
+        return (str(config.layers_folder / (state / LINK).readlink().name / _FILES),)
     except OSError:
         return ()
 
 
-def detach(state: Path) -> Path:
+def detach(config: SandboxConfig, state: Path) -> Path:
     """Move the writable layer out of a sandbox's folder. Stop the sandbox before the layer is `publish`ed."""
-    new = folder_of_layers() / f"{_NEW}.{uuid4().hex[:8]}"
+    new = config.layers_folder / f"{_NEW}.{uuid4().hex[:8]}"
     new.mkdir(parents=True)
     (new / _LOCK).touch()
     # the mount follows the renamed folder
@@ -104,46 +99,46 @@ def publish(new: Path, name: str) -> None:
         remove(new)
 
 
-def begin() -> Path:
+def begin(config: SandboxConfig) -> Path:
     """Return a new empty layer, to be filled and `publish`ed. Its files must belong to the sandbox user."""
-    new = folder_of_layers() / f"{_NEW}.{uuid4().hex[:8]}"
+    new = config.layers_folder / f"{_NEW}.{uuid4().hex[:8]}"
     (new / _FILES).mkdir(parents=True)
     (new / _LOCK).touch()
-    if user := sandbox_user():
+    if user := sandbox_user(config.user):
         os.chown(new / _FILES, *user)
     return new
 
 
-def discard(name: str) -> None:
+def discard(config: SandboxConfig, name: str) -> None:
     """Remove a layer that is no longer needed. If it is in use, the sweep removes it later. Blocks."""
     with suppress(FileNotFoundError):
-        gone = _taken_out(folder_of_layers() / name)
+        gone = _taken_out(config, config.layers_folder / name)
         if gone is not None:
             remove(gone)
 
 
-def sweep(idle_s: float) -> None:
+def sweep(config: SandboxConfig, idle_s: float) -> None:
     """Remove layers that no sandbox uses and that were not used for `idle_s` seconds. Blocks.
 
     Layers left by a policy are kept longer for their evaluation, unless `idle_s` is 0.
     """
-    parent = folder_of_layers()
+    parent = config.layers_folder
     for place in sorted(parent.iterdir()) if parent.is_dir() else ():
         with suppress(FileNotFoundError):
             wait_s = max(idle_s, _LEFT_S) if idle_s and place.name.startswith(LEFT) else idle_s
             if time.time() - place.stat().st_mtime < wait_s and not place.name.startswith(_GONE):
                 continue
-            gone = place if place.name.startswith(".") else _taken_out(place)
+            gone = place if place.name.startswith(".") else _taken_out(config, place)
             if gone is not None:
                 remove(gone)
 
 
-def _taken_out(place: Path) -> Path | None:
+def _taken_out(config: SandboxConfig, place: Path) -> Path | None:
     """Rename the layer so that it is not found any more. Returns its new path, None if it is in use."""
     descriptor = os.open(place / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if place.name in _in_use():
+        if place.name in _in_use(config):
             return None
         return place.rename(place.with_name(f"{_GONE}.{uuid4().hex[:8]}"))
     except BlockingIOError:
@@ -152,9 +147,9 @@ def _taken_out(place: Path) -> Path | None:
         os.close(descriptor)
 
 
-def _in_use() -> set[str]:
+def _in_use(config: SandboxConfig) -> set[str]:
     names = set()
-    for state in folder_of_all().iterdir():
+    for state in config.sandboxes_folder.iterdir():
         # most sandboxes use none
         with suppress(OSError):
             names.add((state / LINK).readlink().name)

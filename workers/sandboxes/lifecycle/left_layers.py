@@ -17,6 +17,7 @@ from typing import Any
 import zstandard
 
 from farm.errors import SandboxError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.remove_tree import remove
@@ -34,17 +35,17 @@ class LayerTooLarge(SandboxError):
     """A policy left more bytes than its sandbox may hold, by file sizes, or more files than a layer may have."""
 
 
-def files_of(name: str) -> Path:
-    return layers.folder_of_layers() / name / "files"
+def files_of(config: SandboxConfig, name: str) -> Path:
+    return config.layers_folder / name / "files"
 
 
-def packed(name: str, max_bytes: int) -> tuple[bytes, int] | None:
+def packed(config: SandboxConfig, name: str, max_bytes: int) -> tuple[bytes, int] | None:
     """Return a layer of this node packed, and the size of the stream; None if that would exceed `max_bytes`.
 
     Blocks. Raises SandboxError if the layer cannot be read.
     """
     ours, theirs = socket.socketpair()
-    with _job("pack", files_of(name), theirs, max_bytes * _UNPACKED) as refused:
+    with _job(config, "pack", files_of(config, name), theirs, max_bytes * _UNPACKED) as refused:
         data, n_bytes = _compressed(ours, max_bytes)
         if n_bytes > max_bytes * _UNPACKED or len(data) > max_bytes:
             return None
@@ -67,14 +68,14 @@ def _compressed(source: socket.socket, max_bytes: int) -> tuple[bytes, int]:
     return bytes(packed), n_bytes
 
 
-def unpack(name: str, data: bytes, max_bytes: int) -> None:
+def unpack(config: SandboxConfig, name: str, data: bytes, max_bytes: int) -> None:
     """Make a packed layer a layer of this node, unless it exists already. Blocks. Raises SandboxError if it fails."""
-    if layers.exists(name):
+    if layers.exists(config, name):
         return
-    new = layers.begin()
+    new = layers.begin(config)
     try:
         ours, theirs = socket.socketpair()
-        with _job("unpack", new / "files", theirs, max_bytes * _UNPACKED) as refused, ours:
+        with _job(config, "unpack", new / "files", theirs, max_bytes * _UNPACKED) as refused, ours:
             # the other side reports why it stopped reading
             with contextlib.suppress(BrokenPipeError, ConnectionResetError), ours.makefile("wb", 0) as stream:
                 for chunk in zstandard.ZstdDecompressor().read_to_iter(data):
@@ -93,26 +94,26 @@ def unpack(name: str, data: bytes, max_bytes: int) -> None:
     layers.publish(new, name)
 
 
-def clean(files: Path) -> None:
+def clean(config: SandboxConfig, files: Path) -> None:
     """Remove from a sandbox's written files those that no layer keeps: see `layer_files.clean`.
 
     Blocks. Raises SandboxError.
     """
-    if reason := _done("clean", files, {})[0]:
+    if reason := _done(config, "clean", files, {})[0]:
         raise SandboxError(f"the files of a sandbox cannot be kept as a layer: {reason}")
 
 
-def copy(files: Path, name: str, max_bytes: int) -> None:
+def copy(config: SandboxConfig, files: Path, name: str, max_bytes: int) -> None:
     """Make a layer of this node from a copy of the files that another sandbox has written. Blocks.
 
     Raises LayerTooLarge, or another SandboxError.
     """
-    new = layers.begin()
+    new = layers.begin(config)
     try:
         one, other = socket.socketpair()
         with (
-            _job("pack", files, one, max_bytes) as packing,
-            _job("unpack", new / "files", other, max_bytes) as unpacking,
+            _job(config, "pack", files, one, max_bytes) as packing,
+            _job(config, "unpack", new / "files", other, max_bytes) as unpacking,
         ):
             reason = packing() or unpacking()
         if reason:
@@ -124,29 +125,29 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
     layers.publish(new, name)
 
 
-def restore(name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict[str, Any]:
+def restore(config: SandboxConfig, name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict[str, Any]:
     """Remove from a layer above `lower` the files that a rule of `layer_files.restore` names; return its result.
 
     Blocks. Raises SandboxError.
     """
-    reason, found = _done("restore", files_of(name), rule, lower)
+    reason, found = _done(config, "restore", files_of(config, name), rule, lower)
     if reason:
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
     return found
 
 
-def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str]) -> None:
+def settle_owners(config: SandboxConfig, files: Path, owner: Sequence[int], lower: Sequence[str]) -> None:
     """Record the owners of a layer's files: see `file_owners.settle`. Blocks. Raises SandboxError."""
-    if reason := _done("settle", files, {"owner": list(owner)}, lower)[0]:
+    if reason := _done(config, "settle", files, {"owner": list(owner)}, lower)[0]:
         raise SandboxError(f"the owners of a layer cannot be recorded: {reason}")
 
 
 def _done(
-    action: str, folder: Path, rule: Mapping[str, object], lower: Sequence[str] = ()
+    config: SandboxConfig, action: str, folder: Path, rule: Mapping[str, object], lower: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
     ours, theirs = socket.socketpair()
     found: dict[str, Any] = {}
-    with _job(action, folder, theirs, 0, found, lower) as refused:
+    with _job(config, action, folder, theirs, 0, found, lower) as refused:
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(json.dumps(rule).encode())
             ours.shutdown(socket.SHUT_WR)
@@ -155,6 +156,7 @@ def _done(
 
 @contextlib.contextmanager
 def _job(
+    config: SandboxConfig,
     action: str,
     folder: Path,
     theirs: socket.socket,
@@ -171,7 +173,7 @@ def _job(
         "do": "layer",
         "action": action,
         "folder": str(folder),
-        "user": sandbox_user(),
+        "user": sandbox_user(config.user),
         "max_bytes": max_bytes,
         "lower": list(lower),
     }

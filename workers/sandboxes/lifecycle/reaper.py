@@ -14,14 +14,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.ids import owner_of_sandbox
-from farm.settings import settings
 from workers.sandboxes import cgroups
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.lifecycle.state import (
     STOP_S,
     Process,
     SandboxRecord,
-    folder_of_all,
     is_locked,
     starter,
     terminate_in,
@@ -36,7 +35,7 @@ WAIT_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 
 
-def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
+def sweep(config: SandboxConfig, keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
     """End and remove every sandbox of this node whose id is not in the result of `keep()`; returns their ids.
 
     `keep` is called after the folders are listed, so a sandbox that starts in between never counts as abandoned.
@@ -44,17 +43,21 @@ def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -
     A broken sandbox that is still needed is left to its user. Blocks; sandboxes that do not end cost a few seconds
     in total.
     """
-    gone = _sweep(keep, starting_s, settings().warm_pool_idle_s, STOP_S)
-    cgroups.sweep(folder_of_all())
-    layers.sweep(settings().layer_idle_s)
+    gone = _sweep(config, keep, starting_s, config.warm_pool_idle_s, STOP_S)
+    cgroups.sweep(config, config.sandboxes_folder)
+    layers.sweep(config, config.layer_idle_s)
     return gone
 
 
 def _sweep(
-    keep: Callable[[], Collection[str]], starting_s: float, warm_pool_idle_s: float, patience_s: float
+    config: SandboxConfig,
+    keep: Callable[[], Collection[str]],
+    starting_s: float,
+    warm_pool_idle_s: float,
+    patience_s: float,
 ) -> list[str]:
     """Sweep only the sandboxes; returns the ids of the removed ones. Those of the warm pool have no id."""
-    parent = folder_of_all()
+    parent = config.sandboxes_folder
     result = sorted(parent.iterdir()) if parent.is_dir() else []
     wanted = keep() if result else ()
     unwanted = [
@@ -68,41 +71,41 @@ def _sweep(
     return sorted(state.name for state in gone if state in ours)
 
 
-def sweep_all(patience_s: float = WAIT_TIMEOUT_S) -> None:
+def sweep_all(config: SandboxConfig, patience_s: float = WAIT_TIMEOUT_S) -> None:
     """End and remove everything left on a node that shuts down, after its lifelines are closed. Blocks until then.
 
     A sandbox that is being started at that moment ends by itself once it is up, and is waited for.
     """
     deadline = time.monotonic() + patience_s
-    parent = folder_of_all()
+    parent = config.sandboxes_folder
     while True:
         # the closed lifeline has ended them already
-        _sweep(tuple, starting_s=0.0, warm_pool_idle_s=0.0, patience_s=patience_s / 2)
+        _sweep(config, tuple, starting_s=0.0, warm_pool_idle_s=0.0, patience_s=patience_s / 2)
         if not (parent.is_dir() and any(parent.iterdir())) or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
-    cgroups.sweep(folder_of_all(), all_of_it=True)
-    layers.sweep(idle_s=0.0)
+    cgroups.sweep(config, config.sandboxes_folder, all_of_it=True)
+    layers.sweep(config, idle_s=0.0)
 
 
-def sweep_dead_nodes() -> list[str]:
+def sweep_dead_nodes(config: SandboxConfig) -> list[str]:
     """Remove the remains of killed nodes that ran next to this one; returns the names of their folders. Blocks.
 
     A node holds its folder's lock while it runs. The folder is renamed first, so a node that restarts meanwhile finds
     none.
     """
-    own = settings().scratch.absolute()
+    own = config.scratch
     gone = []
     for node in [path.parent for path in own.parent.glob("*/lock")]:
-        if node == own or not (node / folder_of_all().name).is_dir() or node.stat().st_uid != os.getuid():
+        if node == own or not (node / config.sandboxes_folder.name).is_dir() or node.stat().st_uid != os.getuid():
             continue
         aside = node.with_name(f"gone-{uuid4().hex[:8]}")
         with contextlib.suppress(FileNotFoundError, BlockingIOError), (node / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             node.rename(aside)
-            terminate_in((aside / folder_of_all().name).iterdir())
+            terminate_in((aside / config.sandboxes_folder.name).iterdir())
             remove(aside)
-            cgroups.sweep(node / folder_of_all().name, all_of_it=True)
+            cgroups.sweep(config, node / config.sandboxes_folder.name, all_of_it=True)
             gone.append(node.name)
     return gone
 

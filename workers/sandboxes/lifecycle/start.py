@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from farm.errors import SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.isolation.id_mapping import MAPPED
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, starter
+from workers.sandboxes.lifecycle.state import SandboxRecord, starter
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.resource_exhaustion import disk_is_full
@@ -74,9 +74,8 @@ def _own_lifeline() -> int:
     return read_end
 
 
-def lifeline() -> int:
+def lifeline(number: int | None) -> int:
     """Return the pipe that monitors watch: the supervisor's, so that sandboxes outlive a worker, or this process's."""
-    number = settings().lifeline_fd
     if number is None:
         return _own_lifeline()
     try:
@@ -86,14 +85,14 @@ def lifeline() -> int:
     return number
 
 
-def make_folder(state: Path, n_staged: Sequence[bool]) -> int:
+def make_folder(config: SandboxConfig, state: Path, n_staged: Sequence[bool]) -> int:
     """Create the sandbox's folder, with mount points for the bind sources (True for a folder, False for a file).
 
     Returns a locked descriptor that shows whether the monitor runs. Raises SandboxError if the folder exists already,
     or OSError; then nothing is created.
     """
-    user = sandbox_user()
-    parent = folder_of_all()
+    user = sandbox_user(config.user)
+    parent = config.sandboxes_folder
     parent.mkdir(parents=True, exist_ok=True)
     if user:
         # the monitor must be able to delete its folder after it drops root; no process needs to list the other folders
@@ -130,7 +129,7 @@ def _fill_folder(state: Path, n_staged: Sequence[bool], user: tuple[int, int] | 
             os.chown(path, *user)
 
 
-def launch(plan: MonitorPlan, lock: int, held: Sequence[int] = ()) -> SandboxRecord:
+def launch(plan: MonitorPlan, lock: int, lifeline_fd: int | None, held: Sequence[int] = ()) -> SandboxRecord:
     """Start the monitor, which keeps `held` open; returns once the sandbox is up. Blocks.
 
     Raises SandboxError and then leaves no process.
@@ -138,7 +137,7 @@ def launch(plan: MonitorPlan, lock: int, held: Sequence[int] = ()) -> SandboxRec
     state = Path(plan["state"])
     log = os.open(state / "log", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
-        answers = fork_client().request({"do": "start", "plan": plan}, [lock, lifeline(), log, *held])
+        answers = fork_client().request({"do": "start", "plan": plan}, [lock, lifeline(lifeline_fd), log, *held])
     finally:
         os.close(log)
     monitor, answer = -1, None

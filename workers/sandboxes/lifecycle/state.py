@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 
 from farm.errors import SandboxError
-from farm.settings import settings
 from workers.sandboxes import cgroups
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.isolation.monitor import END
 from workers.sandboxes.remove_tree import remove
 
@@ -40,17 +40,12 @@ _asleep: set[Process] = set()
 """Processes that did not end after SIGKILL."""
 
 
-def folder_of_all() -> Path:
-    """Return the folder on this node that contains the folders of all sandboxes."""
-    return settings().scratch.absolute() / "sandboxes"
-
-
-def folder(sandbox_id: str) -> Path:
+def folder(config: SandboxConfig, sandbox_id: str) -> Path:
     """Return the folder of a sandbox. Raises SandboxError if the id is not a plain name."""
     plain = sandbox_id.isprintable() and "/" not in sandbox_id and len(os.fsencode(sandbox_id)) <= _LONGEST
     if not plain or not sandbox_id or sandbox_id.startswith("."):
         raise SandboxError(f"sandbox {sandbox_id!r}: the id must be a plain name")
-    return folder_of_all() / sandbox_id
+    return config.sandboxes_folder / sandbox_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.sandbox_user import sandbox_user
 
@@ -39,10 +39,11 @@ _refusals: dict[tuple[int, int], str] = {}
 
 
 @contextmanager
-def own_id(folders: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
+def own_id(config: SandboxConfig, folders: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
     """Yield an id for a sandbox with these folders and the descriptors that hold it, for its monitor; 0 if none."""
-    ids = _ids(sandbox_user(), settings().sandbox_user, settings().sandbox_ids)
-    held = None if not ids or _refusal(folders, ids) else _locked(ids)
+    user = sandbox_user(config.user)
+    ids = _ids(user, config.user, config.ids)
+    held = None if not ids or _refusal(folders, ids, user) else _locked(ids, user)
     if held is None:
         yield 0, []
         return
@@ -92,12 +93,12 @@ def _first(file: Path, name: str, uid: int) -> range:
     return range(0)
 
 
-def _refusal(folders: Sequence[str], ids: range) -> str:
+def _refusal(folders: Sequence[str], ids: range, user: tuple[int, int] | None) -> str:
     """Return why a folder cannot be id-mapped; empty if all can. Tested once for each mount."""
     for folder in folders:
         mounted = _mount_of(folder)
         if mounted not in _refusals:
-            _refusals[mounted] = _ask(folder, ids[0])
+            _refusals[mounted] = _ask(folder, ids[0], user)
             if _refusals[mounted]:
                 _warn(f"sandboxes of {folder} share one user of this node: {_refusals[mounted]}")
         if _refusals[mounted]:
@@ -122,8 +123,8 @@ def _mount_of(folder: str) -> tuple[int, int]:
         os.close(descriptor)
 
 
-def _ask(folder: str, number: int) -> str:
-    answers = fork_client().request({"do": "map", "folder": folder, "own_id": number, "user": sandbox_user()}, [])
+def _ask(folder: str, number: int, user: tuple[int, int] | None) -> str:
+    answers = fork_client().request({"do": "map", "folder": folder, "own_id": number, "user": user}, [])
     try:
         answer, _ = answers.wait(_ANSWER_S) or ({}, [])
     finally:
@@ -133,7 +134,7 @@ def _ask(folder: str, number: int) -> str:
     return str(answer["refused"])
 
 
-def _locked(ids: range) -> tuple[int, int] | None:
+def _locked(ids: range, user: tuple[int, int] | None) -> tuple[int, int] | None:
     try:
         file = os.open(_LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -142,7 +143,7 @@ def _locked(ids: range) -> tuple[int, int] | None:
     first = secrets.randbelow(len(ids))
     for at in range(len(ids)):
         number = ids[(first + at) % len(ids)]
-        if number in (sandbox_user() or ()):
+        if number in (user or ()):
             continue
         try:
             # struct flock; the lock belongs to the open file, not to the process

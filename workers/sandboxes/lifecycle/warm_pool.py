@@ -19,8 +19,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.records.request import SandboxSpec
-from farm.settings import settings
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, terminate_in
+from workers.sandboxes.config import SandboxConfig
+from workers.sandboxes.lifecycle.state import SandboxRecord, terminate_in
 
 _STARTING, _READY, _GONE = ".starting", ".ready", ".gone"
 
@@ -34,9 +34,9 @@ class WarmPoolUse:
     spec: SandboxSpec
 
 
-def starting(key: str) -> Path:
+def starting(config: SandboxConfig, key: str) -> Path:
     """Return the folder for a sandbox that is about to be started for the pool."""
-    return folder_of_all() / f"{_STARTING}.{key}.{uuid4().hex[:8]}"
+    return config.sandboxes_folder / f"{_STARTING}.{key}.{uuid4().hex[:8]}"
 
 
 def put(record: SandboxRecord) -> Path:
@@ -45,9 +45,9 @@ def put(record: SandboxRecord) -> Path:
     return record.folder.rename(record.folder.with_name(f"{_READY}.{key}.{name}"))
 
 
-def take(key: str, target: Path) -> SandboxRecord | None:
+def take(config: SandboxConfig, key: str, target: Path) -> SandboxRecord | None:
     """Move a sandbox of this key to the folder `target`. Returns None if there is none. Blocks briefly."""
-    for path in ready().get(key, ()):
+    for path in ready(config).get(key, ()):
         try:
             path.rename(target)
         except FileNotFoundError:
@@ -62,10 +62,10 @@ def take(key: str, target: Path) -> SandboxRecord | None:
     return None
 
 
-def ready() -> dict[str, list[Path]]:
+def ready(config: SandboxConfig) -> dict[str, list[Path]]:
     """Return the folders of sandboxes that can be taken, by key."""
     result: dict[str, list[Path]] = defaultdict(list)
-    parent = folder_of_all()
+    parent = config.sandboxes_folder
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
         for name in sorted(entry.name for entry in entries if entry.name.startswith(f"{_READY}.")):
             result[name.split(".")[2]].append(parent / name)
@@ -122,15 +122,11 @@ def _is_dead(path: Path) -> bool:
     return record is None or not record.first.alive()
 
 
-def _folder_of_uses() -> Path:
-    return settings().scratch.absolute() / "used"
-
-
-def note_use(use: WarmPoolUse) -> None:
+def note_use(config: SandboxConfig, use: WarmPoolUse) -> None:
     """Record a request for a sandbox, if a supervisor runs on this node. Otherwise no process fills the pool."""
-    if settings().lifeline_fd is None:
+    if config.lifeline_fd is None:
         return
-    mark = _folder_of_uses() / use.key
+    mark = config.used_folder / use.key
     try:
         os.utime(mark)
     except FileNotFoundError:
@@ -140,10 +136,10 @@ def note_use(use: WarmPoolUse) -> None:
         new.rename(mark)
 
 
-def uses(since_s: float) -> list[WarmPoolUse]:
+def uses(config: SandboxConfig, since_s: float) -> list[WarmPoolUse]:
     """Return the requests of the last `since_s` seconds, newest first, and remove older records."""
     result = []
-    for mark in _folder_of_uses().glob("*"):
+    for mark in config.used_folder.glob("*"):
         with suppress(FileNotFoundError):
             age_s = time.time() - mark.stat().st_mtime
             if age_s > since_s:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from farm.errors import SandboxError, ToolError
 from farm.records.request import SandboxLimits
 from workers.sandboxes import cgroups
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.resource_exhaustion import reason
 
@@ -201,6 +202,7 @@ def refused(message: dict[str, object], sandbox_id: str) -> SandboxError:
 class SandboxEntry(Protocol):
     """Starts processes inside a sandbox."""
 
+    config: SandboxConfig
     sandbox_id: str
     socket_folder: Path
     workdir: str

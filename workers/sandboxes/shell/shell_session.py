@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from farm.errors import SandboxError
-from farm.settings import settings
 from workers.sandboxes.processes.command_output import CommandOutput, HeadTail
 from workers.sandboxes.processes.process_tree import MARK
 from workers.sandboxes.processes.sandbox_process import SandboxEntry, SandboxProcess
@@ -92,7 +91,7 @@ class ShellSession:
         self._watching = False
         self._watches_later = False
         self._chatter = HeadTail(2000)
-        self._folder = settings().scratch
+        self._folder = entry.config.scratch
         self._output = self._new_output()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -17,11 +17,11 @@ import pytest
 
 from farm.errors import ImageError
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from tests.services.images import root_folder
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.images.image import image, set_alias
-from workers.sandboxes.launch_plan import start_build
+from workers.sandboxes.images.image import set_alias
 
 __all__ = ["context"]
 
@@ -111,7 +111,7 @@ RUN stat -c '%a %n' /1 /1/* /2/* /3 /4/* /5 >/modes
 
 @pytest.fixture(scope="module", autouse=True)
 def _names(sandbox_settings: None) -> None:
-    set_alias("debian:12", "host")
+    set_alias(sandbox_config(), "debian:12", "host")
 
 
 @pytest.fixture
@@ -245,14 +245,14 @@ RUN cd / && stat -c '%a %s %Y %n' 1/* 2 3/* 4/* 5/* >/listed
 
 def _again(name: str) -> str:
     """Build an image that has just failed, as by hand."""
-    image(name, retry=True, start=start_build)
+    built(name, retry=True)
     return name
 
 
 @pytest.mark.usefixtures("one")
 def test_copy_from_an_alias_works(start: Start, run: Run, context: Callable[..., str], open_folder: Path) -> None:
     base = root_folder(open_folder / "copied-from")
-    set_alias("ghcr.io/astral-sh/uv:0.5", str(base))
+    set_alias(sandbox_config(), "ghcr.io/astral-sh/uv:0.5", str(base))
     text = """ARG TAG=0.5
 FROM ghcr.io/astral-sh/uv:$TAG AS uv
 FROM debian:12

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from farm.errors import ImageError
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from tests.services.images import PROGRAMS, root_folder
 from workers.plugins.interfaces import Sandbox
@@ -68,7 +69,7 @@ none
 @pytest.fixture(scope="module", autouse=True)
 def _names(sandbox_settings: None, open_folder: Path) -> None:
     programs = [*PROGRAMS, "ln", "find"]
-    set_alias("small:1", str(root_folder(open_folder / "small", programs)))
+    set_alias(sandbox_config(), "small:1", str(root_folder(open_folder / "small", programs)))
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ RUN echo last >>/out
     first = context("FROM small:1\nONBUILD RUN echo triggered >>/out\nRUN echo first >/out\n")
     kept = open_folder / "first"
     Path(first.removeprefix("dockerfile:")).rename(kept)
-    set_alias("first:1", f"dockerfile:{kept}")
+    set_alias(sandbox_config(), "first:1", f"dockerfile:{kept}")
     assert output_of(run, start(image=f"dockerfile:{kept}"), "cat /out") == "first\n"
     twice = "FROM first:1 AS a\nRUN echo a >>/out\nFROM a\nRUN echo b >>/out\n"
     assert output_of(run, start(image=context(twice)), "cat /out") == "first\ntriggered\na\nb\n"

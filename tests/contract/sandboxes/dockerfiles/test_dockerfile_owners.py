@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import set_alias
@@ -108,7 +109,7 @@ def packed() -> bytes:
 
 @pytest.mark.usefixtures("sandbox_settings")
 def test_copies_keep_owners_of_stages_and_tars(start: Start, run: Run, context: Callable[..., Any]) -> None:
-    set_alias("debian:12", "host")
+    set_alias(sandbox_config(), "debian:12", "host")
     name = context(DOCKERFILE, **{"tree/a": "x", "packed.tar": packed()})
     built(name)
     sandbox = start(image=name)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
 from tests.services.images import PROGRAMS, root_folder
@@ -23,10 +25,9 @@ from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
 from workers.sandboxes.images.image import Image, fallback_note, image, set_alias
-from workers.sandboxes.images.image_cache import entries, images
+from workers.sandboxes.images.image_cache import entries
 from workers.sandboxes.images.image_pruning import PART, STOOD_ON, examined
 from workers.sandboxes.launch_plan import start_build
-from workers.sandboxes.lifecycle.state import folder_of_all
 
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]
@@ -81,7 +82,7 @@ SLEEPS = "FROM debian:12\nRUN echo of-killed >/first\nRUN echo {0} >/second; sle
 @pytest.fixture(scope="module", autouse=True)
 def _names(sandbox_settings: None) -> None:
     for name in ("debian:bookworm-slim", "debian:12"):
-        set_alias(name, "host")
+        set_alias(sandbox_config(), name, "host")
 
 
 @pytest.fixture
@@ -98,8 +99,9 @@ def context(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def built(name: str, **values: str) -> Image:
-    return image(name, values, start=start_build)
+def built(name: str, *, fallback: str = "", retry: bool = False, **values: str) -> Image:
+    config = sandbox_config()
+    return image(config, name, values, fallback=fallback, retry=retry, start=partial(start_build, config))
 
 
 def output_of(run: Run, sandbox: Sandbox, script: str) -> str:
@@ -211,7 +213,8 @@ def _one_kind(provider: SandboxProvider) -> None:
 
 @pytest.mark.usefixtures("_one_kind")
 def test_failed_build_names_its_cause_and_leaves_nothing(context: Callable[..., str]) -> None:
-    before = {path.name for path in images().iterdir()}
+    config = sandbox_config()
+    before = {path.name for path in config.images_folder.iterdir()}
     name = context("FROM debian:12\n\nRUN echo out; echo more >&2; exit 3\nRUN never")
     with pytest.raises(ImageError, match=r"Dockerfile:3: RUN echo out; .*: exit code 3: out \| more") as error:
         built(name)
@@ -226,17 +229,16 @@ def test_failed_build_names_its_cause_and_leaves_nothing(context: Callable[..., 
         built(context("FROM debian:12\nUSER other\nRUN id"))
     with pytest.raises(ImageError, match=r"exit code \d+; builds have no network: allow it by FARM_BUILD_NETWORK=1"):
         built(context("FROM debian:12\nRUN getent hosts example.org || { echo could not resolve it; exit 2; }"))
-    left = {path.name for path in images().iterdir()} - before
+    left = {path.name for path in config.images_folder.iterdir()} - before
     assert {Path(each).suffix for each in left} <= {".lock", ".failed"}
-    assert not [path for path in folder_of_all().iterdir() if path.name.startswith("build-")]
+    assert not [path for path in config.sandboxes_folder.iterdir() if path.name.startswith("build-")]
 
 
 @pytest.mark.usefixtures("_one_kind")
 def test_killed_build_is_resumed_from_its_finished_layers(context: Callable[..., str], tmp_path: Path) -> None:
     name = context(SLEEPS.format(4711))
-    code = "import sys; from workers.sandboxes.images.image import image; "
-    code += "from workers.sandboxes.launch_plan import start_build; image(sys.argv[1], start=start_build)"
-    builders = [python(code.replace("sys.argv[1]", repr(name)), FARM_BUILD_ENV="{}") for _ in range(2)]
+    code = f"from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built; built({name!r})"
+    builders = [python(code, FARM_BUILD_ENV="{}") for _ in range(2)]
     second = "RUN echo 4711"
     until(
         lambda: any(_is_running(state) for state in _builds()) and _layer("RUN echo of-killed") is not None,
@@ -257,7 +259,7 @@ def test_killed_build_is_resumed_from_its_finished_layers(context: Callable[...,
 
 
 def _builds() -> list[Path]:
-    return list(folder_of_all().glob("build-*"))
+    return list(sandbox_config().sandboxes_folder.glob("build-*"))
 
 
 def _is_running(state: Path) -> bool:
@@ -265,7 +267,7 @@ def _is_running(state: Path) -> bool:
 
 
 def _layer(label: str) -> Path | None:
-    for entry in entries():
+    for entry in entries(sandbox_config()):
         if any(label in name for name in entry.names):
             return entry.folder / "root"
     return None
@@ -274,8 +276,8 @@ def _layer(label: str) -> Path | None:
 @pytest.mark.usefixtures("_one_kind")
 def test_concurrent_builds_build_once(context: Callable[..., str], tmp_path: Path) -> None:
     name = context("FROM debian:12\nRUN cat /proc/sys/kernel/random/uuid >/drawn\nRUN true\n")
-    code = "from workers.sandboxes.images.image import image; from workers.sandboxes.launch_plan import start_build; "
-    code += f"print((image({name!r}, start=start_build).layers[1] / 'drawn').read_text(), end='')"
+    code = "from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built; "
+    code += f"print((built({name!r}).layers[1] / 'drawn').read_text(), end='')"
     builders = [python(code) for _ in range(3)]
     drawn = {builder.communicate()[0] for builder in builders}
     assert len(drawn) == 1
@@ -284,23 +286,25 @@ def test_concurrent_builds_build_once(context: Callable[..., str], tmp_path: Pat
 
 @pytest.mark.usefixtures("_one_kind")
 def test_parts_of_a_used_image_are_kept(start: Start, run: Run, context: Callable[..., str]) -> None:
+    config = sandbox_config()
     name = context("FROM debian:12\nRUN echo kept >/kept\n")
     sandbox = start(image=name)
     wanted = built(name)
-    own = [entry for entry in entries() if entry.folder.name in (wanted.key, wanted.layers[0].parent.name)]
+    key = wanted.key(config)
+    own = [entry for entry in entries(config) if entry.folder.name in (key, wanted.layers[0].parent.name)]
     for entry in own:
         for mark in (entry.folder / "used").iterdir():
             os.utime(mark, (1, 1))
-    reasons = {each.entry.folder.name: each.kept for each in examined(entries_now(own))}
-    assert reasons == {wanted.key: STOOD_ON, wanted.layers[0].parent.name: PART}
+    reasons = {each.entry.folder.name: each.kept for each in examined(config, entries_now(own))}
+    assert reasons == {key: STOOD_ON, wanted.layers[0].parent.name: PART}
     run(sandbox.stop())
-    assert {each.kept for each in examined(entries_now(own))} == {""}
-    assert image(f"cached:{wanted.key}").layers == wanted.layers
+    assert {each.kept for each in examined(config, entries_now(own))} == {""}
+    assert image(config, f"cached:{key}").layers == wanted.layers
 
 
 def entries_now(own: list[Any]) -> list[Any]:
     folders = {entry.folder for entry in own}
-    return [entry for entry in entries() if entry.folder in folders]
+    return [entry for entry in entries(sandbox_config()) if entry.folder in folders]
 
 
 @pytest.mark.usefixtures("_one_kind", "apptainer")
@@ -309,7 +313,7 @@ def test_buildah_builds_where_it_is_installed(
 ) -> None:
     if shutil.which("buildah") is None or os.geteuid() != 0:
         pytest.skip("no buildah on PATH, or not root, without which its builds have network")
-    set_alias("small:1", str(root_folder(open_folder / "buildah-base")))
+    set_alias(sandbox_config(), "small:1", str(root_folder(open_folder / "buildah-base")))
     monkeypatch.setenv("FARM_IMAGE_BUILDER", "buildah")
     monkeypatch.setenv("FARM_BUILD_ENV", '{"ftp_proxy": "http://a:hunter22@b"}')
     settings.cache_clear()
@@ -331,24 +335,25 @@ def test_buildah_builds_where_it_is_installed(
 def test_dockerfile_is_built_when_its_image_cannot_be_pulled(
     start: Start, run: Run, context: Callable[..., str], apptainer: Path
 ) -> None:
+    config = sandbox_config()
     built_of = context("FROM debian:12\nRUN echo built >/which\n")
     with registry(root_folder(Path(built_of.removeprefix("dockerfile:")).with_name("base"))) as (names, content):
         content.status = 500
         name = f"{names}/team/tool:1"
         sandbox = start(image=name, fallback_image=built_of)
         assert output_of(run, sandbox, "cat /which") == "built\n"
-        chosen = image(name, fallback=built_of, start=start_build)
+        chosen = built(name, fallback=built_of)
         assert name in chosen.config.notes[0]
         assert "its Dockerfile was built instead" in chosen.config.notes[0]
-        assert fallback_note(name, built_of) == chosen.config.notes[0]
+        assert fallback_note(config, name, built_of) == chosen.config.notes[0]
         content.status = 0
         n_requests = len(content.requested_paths)
         # a rollout that ran in it is scored in it
-        assert image(name, fallback=built_of, start=start_build).key == chosen.key
+        assert built(name, fallback=built_of).lower == chosen.lower
         assert len(content.requested_paths) == n_requests
-        pulled = image(name, retry=True, start=start_build)
-        assert (pulled.key != chosen.key, fallback_note(name, built_of)) == (True, "")
-        assert image(name, fallback=built_of, start=start_build).key == pulled.key
+        pulled = built(name, retry=True)
+        assert (pulled.lower != chosen.lower, fallback_note(config, name, built_of)) == (True, "")
+        assert built(name, fallback=built_of).lower == pulled.lower
         content.status = 500
         other = context("FROM debian:12\nRUN exit 3\n")
         with pytest.raises(ImageError, match=r"(?s)could not be built; .*nor could its Dockerfile .*:2: RUN exit 3"):

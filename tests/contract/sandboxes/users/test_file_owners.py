@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from tests.services.farms import until
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.image import set_alias
@@ -57,7 +58,7 @@ OWNERS += " 0:0"
 @pytest.fixture
 def name(sandbox_settings: None, tmp_path: Path) -> str:
     """Return a build context whose image has files of several owners."""
-    set_alias("debian:owners", "host")
+    set_alias(sandbox_config(), "debian:owners", "host")
     (tmp_path / "here").mkdir()
     (tmp_path / "here/f").write_text("f\n")
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import set_alias
@@ -119,7 +120,7 @@ def name(sandbox_settings: None, tmp_path: Path) -> str:
     """Return a build context whose image has apt, a package that it installed, and a user `app`."""
     if missing := [program for program in NEEDED if not shutil.which(program)]:
         absent(f"no Debian to build on here: {', '.join(missing)}")
-    set_alias("debian:installers", "host")
+    set_alias(sandbox_config(), "debian:installers", "host")
     (tmp_path / "served/DEBIAN").mkdir(parents=True)
     (tmp_path / "served/opt/served").mkdir(parents=True)
     (tmp_path / "served/DEBIAN/control").write_text(CONTROL)

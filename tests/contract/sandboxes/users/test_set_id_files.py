@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from tests.services.images import PROGRAMS, docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox
@@ -42,6 +43,7 @@ def base(open_folder: Path) -> Path:
 
 @contextmanager
 def named(base: Path, form: str, apptainer: Path) -> Iterator[str]:
+    config = sandbox_config()
     made = base.with_name(f"set-id-{form}")
     if form == "registry":
         with registry(base) as (names, _):
@@ -51,13 +53,13 @@ def named(base: Path, form: str, apptainer: Path) -> Iterator[str]:
         made = base
     elif form == "given" and not made.exists():
         copy_tree(base, made)
-        give(made)
+        give(made, config.user)
     elif form == "docker-archive":
         made = docker_archive(base, made.with_suffix(".tar"))
     elif form == "oci-archive":
         made = oci_archive(base, made.with_suffix(".tar"))
     elif form == "dockerfile":
-        set_alias("set-id:1", str(base))
+        set_alias(config, "set-id:1", str(base))
         made.mkdir(exist_ok=True)
         (made / "Dockerfile").write_text(
             "FROM set-id:1 AS other\nFROM set-id:1\nCOPY --from=other /opt/id-of-root /opt/copied\n"
@@ -80,7 +82,7 @@ def test_set_user_id_file_gives_root(form: str, start: Start, run: Run, base: Pa
         sandbox = start(image=name, user="app")
         result = run(sandbox.exec(["bash", "-c", "id -u; /opt/id-of-root -u"], timeout_s=20))
         assert (result.stdout, result.stderr) == (b"1500\n0\n", b"")
-        root = image(name).folder
+        root = image(sandbox_config(), name).folder
         modes = {each: (root / each).lstat().st_mode & 0o7777 for each in MODES}
         # a builder must be able to read the files that it copies
         assert {**modes, "opt/closed": 0} == MODES
@@ -88,7 +90,7 @@ def test_set_user_id_file_gives_root(form: str, start: Start, run: Run, base: Pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
 def test_ordinary_user_copies_files_of_another_user(base: Path, open_folder: Path) -> None:
-    user = sandbox_user()
+    user = sandbox_user(sandbox_config().user)
     assert user
     place = open_folder / "of-an-ordinary-user"
     place.mkdir()
@@ -116,6 +118,6 @@ def test_set_id_file_with_two_links_keeps_its_bits(base: Path, open_folder: Path
     (folder / "b").hardlink_to(folder / "a")
     (folder / "c").symlink_to(base / "opt/id-of-root")
     (folder / "a").chmod(0o6711)
-    give(folder)
+    give(folder, sandbox_config().user)
     assert {(folder / name).lstat().st_mode & 0o7777 for name in "ab"} == {0o6711}
     assert (base / "opt/id-of-root").stat().st_mode & 0o7777 == 0o4755

@@ -9,6 +9,7 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes import cgroups
 
 
@@ -33,8 +34,8 @@ def as_v2(folder: Path, controllers: str) -> None:
 def test_control_groups_are_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FARM_CGROUP", raising=False)
     settings.cache_clear()
-    assert cgroups.missing() == ""
-    assert cgroups.make(tmp_path, 100, 10) == ""
+    assert cgroups.missing(sandbox_config()) == ""
+    assert cgroups.make(sandbox_config(), tmp_path, 100, 10) == ""
     assert cgroups.of(tmp_path) == ""
 
 
@@ -45,18 +46,19 @@ def test_control_groups_are_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_configured_group_needs_the_memory_controller(
     configured_cgroup: Path, controllers: str | None, complaint: str
 ) -> None:
+    config = sandbox_config()
     if controllers is not None:
         as_v2(configured_cgroup, controllers)
-    assert complaint in cgroups.missing()
+    assert complaint in cgroups.missing(config)
     state = settings().scratch / "sandboxes/one"
     state.mkdir()
     with pytest.raises(SandboxError, match=complaint):
-        cgroups.make(state, 100, 10)
+        cgroups.make(config, state, 100, 10)
 
 
 def test_missing_folder_is_reported(configured_cgroup: Path) -> None:
     configured_cgroup.rmdir()
-    assert "FARM_CGROUP" in cgroups.missing()
+    assert "FARM_CGROUP" in cgroups.missing(sandbox_config())
 
 
 def test_controllers_are_passed_down(configured_cgroup: Path) -> None:
@@ -67,7 +69,7 @@ def test_controllers_are_passed_down(configured_cgroup: Path) -> None:
     as_v2(parent, "memory")
     state = settings().scratch / "sandboxes/.ready.key.one"
     state.mkdir()
-    group = Path(cgroups.make(state, 100, 10))
+    group = Path(cgroups.make(sandbox_config(), state, 100, 10))
     assert (configured_cgroup / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     assert (parent / "cgroup.subtree_control").read_text() == "+memory"
     assert group.parent == parent
@@ -104,6 +106,7 @@ def test_limits_are_written(tmp_path: Path, is_v2: bool, written: dict[str, str]
 
 
 def test_groups_without_a_sandbox_are_removed(configured_cgroup: Path) -> None:
+    config = sandbox_config()
     (configured_cgroup / "memory.limit_in_bytes").touch()
     states = settings().scratch.absolute() / "sandboxes"
     parent = configured_cgroup / cgroups._name(states)
@@ -111,8 +114,8 @@ def test_groups_without_a_sandbox_are_removed(configured_cgroup: Path) -> None:
         (parent / name).mkdir(parents=True)
     (states / "one").mkdir()
     (states / "one" / cgroups.LINK).symlink_to(parent / "wanted")
-    cgroups.sweep(states)
+    cgroups.sweep(config, states)
     assert [path.name for path in parent.iterdir()] == ["wanted"]
     (states / "one" / cgroups.LINK).unlink()
-    cgroups.sweep(states, all_of_it=True)
+    cgroups.sweep(config, states, all_of_it=True)
     assert not parent.exists()

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farm.errors import ImageError, SandboxError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.runtime import client, own_folder, program, wrapper
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import give, sandbox_user
@@ -55,27 +56,27 @@ _FAKEROOT_BROKE = "/.singularity.d/libs/fakeroot: "
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
+def workplace(config: SandboxConfig) -> Iterator[Path]:
     """Yield a work folder of the sandbox user on local disk; remove it at the end, with those of killed builders."""
-    with _locked(own_folder()):
-        abandoned = _abandoned()
-        place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=own_folder()))
+    with _locked(own_folder(config)):
+        abandoned = _abandoned(config)
+        place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=own_folder(config)))
         held = _opened(place)
         fcntl.flock(held, fcntl.LOCK_EX)
     try:
         for left, descriptor in abandoned.items():
             remove(left)
             os.close(descriptor)
-        give(place)
+        give(place, config.user)
         yield place
     finally:
         remove(place)
         os.close(held)
 
 
-def _abandoned() -> dict[Path, int]:
+def _abandoned(config: SandboxConfig) -> dict[Path, int]:
     result = {}
-    for place in own_folder().glob(f"{_PLACE}*"):
+    for place in own_folder(config).glob(f"{_PLACE}*"):
         with contextlib.suppress(FileNotFoundError):
             descriptor = _opened(place)
             try:
@@ -100,7 +101,7 @@ def _opened(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def lend(path: Path, place: Path, name: str, *, owned: bool = False) -> Path:
+def lend(path: Path, place: Path, name: str, user: str, *, owned: bool = False) -> Path:
     """Return a path by which the sandbox user can read a file or folder: a link at `place/name`, or a copy.
 
     Raises OSError if it cannot be read or copied. Blocks.
@@ -110,7 +111,7 @@ def lend(path: Path, place: Path, name: str, *, owned: bool = False) -> Path:
     lent = place / name
     lent.parent.mkdir(exist_ok=True)
     real = path.resolve(strict=True)
-    if _can_go(real) and not (owned and real.stat().st_uid != owner()):
+    if _can_go(real, user) and not (owned and real.stat().st_uid != owner(user)):
         lent.symlink_to(real)
         return lent
     copy_tree(real, lent)
@@ -141,9 +142,9 @@ def move_tree(source: Path, target: Path) -> None:
         copy_tree(source, target)
 
 
-def _can_go(path: Path) -> bool:
+def _can_go(path: Path, user: str) -> bool:
     """Return whether the sandbox user can read a file, or a folder with everything in it."""
-    if sandbox_user() is None:
+    if sandbox_user(user) is None:
         return True
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents) and _is_open(path)
 
@@ -155,10 +156,10 @@ def _is_open(path: Path) -> bool:
     return mode & 0o005 == 0o005 and all(map(_is_open, path.iterdir()))
 
 
-def owner() -> int:
+def owner(user: str) -> int:
     """Return the id of the user that owns images and the files in sandboxes."""
-    user = sandbox_user()
-    return user[0] if user else os.getuid()
+    ids = sandbox_user(user)
+    return ids[0] if ids else os.getuid()
 
 
 class LinkInTheWay(ImageError):
@@ -166,6 +167,7 @@ class LinkInTheWay(ImageError):
 
 
 def build(
+    config: SandboxConfig,
     words: Sequence[str],
     place: Path,
     what: str,
@@ -180,18 +182,18 @@ def build(
     for name in _OWN if definition else ():
         Path(place, name).mkdir(mode=0o777)
         Path(place, name).chmod(0o1777)
-    give(place)
+    give(place, config.user)
     options = ["--sandbox", *([] if blobs else ["--disable-cache"])]
-    if definition and "apptainer" in str(program()):
+    if definition and "apptainer" in str(program(config)):
         # the node's folders are read-only
         options += [word for name, target in _OWN.items() for word in ("--bind", f"{place / name}:{target}")]
         # a sandbox could neither change nor delete files of other users
         options.append("--ignore-subuid")
-    lines = _run([*options, str(place / "root"), *words], place, what, blobs)
+    lines = _run(config, [*options, str(place / "root"), *words], place, what, blobs)
     if lines and any(_FAKEROOT_BROKE in line for line in lines):
         # the node's fakeroot does not work in every image; without it, only changes of owner fail
         remove(place / "root")
-        lines = _run([*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what, blobs)
+        lines = _run(config, [*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what, blobs)
     if lines is not None:
         last = lines[-N_LINES:]
         kind = LinkInTheWay if any(map(_WROTE_THROUGH_LINK.search, last)) else ImageError
@@ -219,13 +221,15 @@ def is_passing(lines: Sequence[str]) -> bool:
     return any(map(_PASSING.search, lines))
 
 
-def _run(words: Sequence[str], place: Path, what: str, blobs: Path | None = None) -> list[str] | None:
+def _run(
+    config: SandboxConfig, words: Sequence[str], place: Path, what: str, blobs: Path | None = None
+) -> list[str] | None:
     """Run a build to its end. Return None if it worked, else its last lines. ImageError if it takes too long."""
     log = place / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*runtime_words("build", "--nocolor"), *words],
-            env=environment(place) | ({"BLOBS": str(blobs)} if blobs else {}),
+            [*runtime_words(config, "build", "--nocolor"), *words],
+            env=environment(config, place) | ({"BLOBS": str(blobs)} if blobs else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -245,16 +249,16 @@ def _run(words: Sequence[str], place: Path, what: str, blobs: Path | None = None
     return last_lines(log) or [f"the builder ended with code {code} and printed nothing"]
 
 
-def runtime_words(action: str, *options: str) -> list[str]:
+def runtime_words(config: SandboxConfig, action: str, *options: str) -> list[str]:
     """Return the first words of a command for the runtime, run in `environment()`. SandboxError if there is none."""
-    words = client()._init_command(action, list(options))
-    return [str(wrapper()), *(word for word in words[1:] if word != "--quiet")]
+    words = client(config)._init_command(action, list(options))
+    return [str(wrapper(config)), *(word for word in words[1:] if word != "--quiet")]
 
 
-def environment(place: Path) -> dict[str, str]:
+def environment(config: SandboxConfig, place: Path) -> dict[str, str]:
     """Return the builder's variables: only proxies, certificates and the key to a registry."""
     passed = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
-    result = program()
+    result = program(config)
     if result is None:
         raise SandboxError("the container runtime of this node is gone")
     path = f"{os.environ.get('PATH', os.defpath)}:{result.parent}"

@@ -30,6 +30,7 @@ from typing import IO, Any
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_pascal
 
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import environment, runtime_words
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 from workers.sandboxes.images.runtime import own_folder
@@ -228,17 +229,17 @@ def _whiteouts() -> bytes:
 
 
 @contextmanager
-def shared_blobs(place: Path) -> Iterator[Path]:
+def shared_blobs(config: SandboxConfig, place: Path) -> Iterator[Path]:
     """Yield a cache folder for one build in a work folder: it has all blobs of the node, and gives it the new ones.
 
     Its layout lists only the image of this build. A layout of several images does not say which name has which image.
     """
-    shared, folder = own_folder() / _BLOBS, place / "blobs"
+    shared, folder = own_folder(config) / _BLOBS, place / "blobs"
     own = folder / _BLOBS
     for each in (shared, own):
         each.mkdir(parents=True, exist_ok=True)
     _link_all(shared, own)
-    give(folder)
+    give(folder, config.user)
     try:
         yield folder
     finally:
@@ -337,12 +338,13 @@ def read_config(folder: Path) -> ImageConfig:
         return ImageConfig()
 
 
-def write_variables(root: Path, place: Path, folder: Path) -> None:
+def write_variables(config: SandboxConfig, root: Path, place: Path, folder: Path) -> None:
     """Write the variables of an image in its work folder to `folder`; none if its scripts fail. Blocks."""
-    command = [*runtime_words("exec", "-s"), *_OPTIONS, str(root), "bash", "--norc", "--noprofile", "-c", _PRINT]
+    words = runtime_words(config, "exec", "-s")
+    command = [*words, *_OPTIONS, str(root), "bash", "--norc", "--noprofile", "-c", _PRINT]
     try:
         done = subprocess.run(
-            command, env=environment(place), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S
+            command, env=environment(config, place), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S
         )
         complaint = done.stderr.decode(errors="replace").strip()[-300:] if done.returncode else ""
     except subprocess.TimeoutExpired:

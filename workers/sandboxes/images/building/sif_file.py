@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farm.errors import ImageError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import environment
 from workers.sandboxes.images.runtime import wrapper
 
@@ -71,7 +72,7 @@ def _objects(image: Path) -> Iterator[SifObject]:
                 yield SifObject(kind, text, offset, size, (system, purpose))
 
 
-def restore_special_modes(image: Path, root: Path, place: Path) -> None:
+def restore_special_modes(config: SandboxConfig, image: Path, root: Path, place: Path) -> None:
     """Give files of an unpacked image file the special bits that they have in it. Raises ImageError. Blocks.
 
     `place` is a work folder of the sandbox user.
@@ -79,11 +80,10 @@ def restore_special_modes(image: Path, root: Path, place: Path) -> None:
     offset = system_offset(image)
     if offset is None:
         return
-    words = [str(wrapper("unsquashfs")), "-o", str(offset), "-lln", str(image)]
+    words = [str(wrapper(config, "unsquashfs")), "-o", str(offset), "-lln", str(image)]
+    env = environment(config, place)
     try:
-        done = subprocess.run(
-            words, env=environment(place), capture_output=True, text=True, errors="surrogateescape", timeout=_LIST_S
-        )
+        done = subprocess.run(words, env=env, capture_output=True, text=True, errors="surrogateescape", timeout=_LIST_S)
     except subprocess.TimeoutExpired:
         raise ImageError(f"the modes in {image} could not be read within {_LIST_S:.0f} s", retryable=True) from None
     if done.returncode:

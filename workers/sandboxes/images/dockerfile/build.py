@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from farm.errors import ImageError, ToolError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
 from workers.sandboxes.images.dockerfile.context import copy_files
 from workers.sandboxes.images.dockerfile.copying import OpenStage, copy_into
@@ -54,13 +54,16 @@ _DELETE = 'if [ -e "$1" ] || [ -L "$1" ]; then rm -f -- "$1"; fi'
 _OPEN_TO_ALL = 0o1777
 
 
-def build_layers(stages: Sequence[PlannedStage], start: StartBuild, *, retry: bool = False) -> tuple[Path, ...]:
+def build_layers(
+    config: SandboxConfig, stages: Sequence[PlannedStage], start: StartBuild, *, retry: bool = False
+) -> tuple[Path, ...]:
     """Return the layers of the last stage, the uppermost first. Raises ImageError, SandboxError. Blocks."""
-    return _Build(stages, start, retry).layers_of_last()
+    return _Build(config, stages, start, retry).layers_of_last()
 
 
 class _Build:
-    def __init__(self, stages: Sequence[PlannedStage], start: StartBuild, retry: bool) -> None:
+    def __init__(self, config: SandboxConfig, stages: Sequence[PlannedStage], start: StartBuild, retry: bool) -> None:
+        self._config = config
         self._stages, self._start, self._retry = stages, start, retry
         self._images: dict[int, Future[Image]] = {}
 
@@ -84,7 +87,8 @@ class _Build:
         for step in planned.steps:
             if len(image.layers) >= MAX_LAYERS:
                 raise step.instruction.refused(f"an image has {MAX_LAYERS} layers at most: join some RUN or COPY")
-            root = cached(LayerSource(step, image, self._start, self._image_of), retry=self._retry)
+            source = LayerSource(self._config, step, image, self._start, self._image_of)
+            root = cached(self._config, source, retry=self._retry)
             image = replace(image, layers=(root, *image.layers))
         return image
 
@@ -96,6 +100,7 @@ class _Build:
 class LayerSource:
     """The layer of one step on the layers below it. See `workers.sandboxes.images.image_cache.ImageSource`."""
 
+    config: SandboxConfig
     step: BuildStep
     below: Image
     start: StartBuild = field(compare=False)
@@ -114,7 +119,7 @@ class LayerSource:
         step = self.step
         with ExitStack() as stack:
             for root in (*self.below.layers, *self.below.roots):
-                stack.enter_context(held(root))
+                stack.enter_context(held(self.config, root))
             place = self.start(self.below)
             try:
                 owner, mounted = self._work(place, stack)
@@ -141,7 +146,7 @@ class LayerSource:
             place.make_folder(work.path, 0o755)
             return whose if any(whose) else None, ()
         owner = self._named(place, owner_of_files, work.chown) if work.chown else None
-        copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack), owner)
+        copy_into(self.config, place, work, self.step.instruction, lambda source: self._other(source, stack), owner)
         return None, ()
 
     def _other(self, source: FromStage, stack: ExitStack) -> BuildSandbox:
@@ -157,7 +162,7 @@ class LayerSource:
             raise self.step.instruction.refused(str(error)) from None
 
     def _run(self, place: BuildSandbox, work: RunProgram, account: Account) -> None:
-        env = {"HOME": account.home, **settings().build_env, **work.env}
+        env = {"HOME": account.home, **self.config.build_env, **work.env}
         result = place.run(
             work.argv,
             env=env,
@@ -170,7 +175,7 @@ class LayerSource:
             return
         end = f"not done within {BUILD_S:.0f} s" if result.code is None else f"exit code {result.code}"
         lines = [line.strip() for line in result.output.splitlines() if line.strip()][-N_LINES:]
-        advice = "" if settings().build_network else _network_advice(lines)
+        advice = "" if self.config.build_network else _network_advice(lines)
         failed = self.step.instruction.refused("; ".join(part for part in (end, result.limit, advice) if part))
         passing = result.code is None or (is_passing(lines) and not advice)
         raise ImageError(failed.message, [line[:_BIG_LINE] for line in lines], retryable=passing)

@@ -171,19 +171,21 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(result, re.DOTALL)
 
 
-def digest_of(files: Sequence[ContextFile]) -> str:
+def digest_of(files: Sequence[ContextFile], digests: Path) -> str:
     """Return the digest of names, modes and contents, without times and owners. Raises OSError."""
     kinds = [stat.S_IFLNK if stat.S_ISLNK(file.mode) else file.mode for file in files]
-    return digest("context", [(file.relative, kind, _content(file)) for file, kind in zip(files, kinds, strict=True)])
+    return digest(
+        "context", [(file.relative, kind, _content(file, digests)) for file, kind in zip(files, kinds, strict=True)]
+    )
 
 
-def _content(file: ContextFile) -> str:
+def _content(file: ContextFile, digests: Path) -> str:
     if stat.S_ISLNK(file.mode):
         return str(file.path.readlink())
     if not stat.S_ISREG(file.mode):
         return ""
     if file.path.stat().st_size >= _LARGE:
-        return fingerprint(file.path)
+        return fingerprint(file.path, digests)
     return hashlib.sha256(file.path.read_bytes()).hexdigest()
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from farm.errors import ImageError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S
 from workers.sandboxes.images.dockerfile.context import (
     ContextFile,
@@ -61,7 +61,12 @@ _BUSY = {408, 429, 500, 502, 503, 504}
 
 
 def copy_into(
-    place: BuildSandbox, work: CopyFiles, instruction: Instruction, open_stage: OpenStage, owner: Owner | None
+    config: SandboxConfig,
+    place: BuildSandbox,
+    work: CopyFiles,
+    instruction: Instruction,
+    open_stage: OpenStage,
+    owner: Owner | None,
 ) -> None:
     """Copy all sources. ImageError for one that is missing or has changed since the build was planned. Blocks.
 
@@ -76,7 +81,7 @@ def copy_into(
                 staged.chmod(applied(work.mode, 0o644, is_folder=False))
                 _place(place, staged, source.name, work.target, into, owner)
             elif isinstance(source, FromAddress):
-                fetch(source, staged, instruction)
+                fetch(config, source, staged, instruction)
                 staged.chmod(applied(work.mode, MODE, is_folder=False))
                 if instruction.switch("unpack") and tarfile.is_tarfile(staged):
                     place.unpack(staged, work.target, owner)
@@ -84,7 +89,8 @@ def copy_into(
                     _place(place, staged, source.name, work.target, into, owner)
             elif isinstance(source, FromContext):
                 copy_files(source.files, staged, work.mode)
-                if work.mode is None and digest_of([_moved(file, staged) for file in source.files]) != source.digest:
+                copied = [_moved(file, staged) for file in source.files]
+                if work.mode is None and digest_of(copied, config.digests_folder) != source.digest:
                     raise ImageError(f"{source.name} was changed while it was copied", retryable=True)
                 if work.unpack and staged.is_file() and tarfile.is_tarfile(staged):
                     place.unpack(staged, work.target, owner)
@@ -199,9 +205,9 @@ def remote_file(address: str, checksum: str) -> FromAddress:
     return FromAddress(address, name or "__unnamed__", checksum)
 
 
-def fetch(source: FromAddress, path: Path, instruction: Instruction) -> None:
+def fetch(config: SandboxConfig, source: FromAddress, path: Path, instruction: Instruction) -> None:
     """Download the file to a new path. ImageError, which is retryable if the file may be available later. Blocks."""
-    if not settings().build_network:
+    if not config.build_network:
         advice = "allow it by FARM_BUILD_NETWORK=1, or `farm images build --network`"
         raise instruction.refused(f"builds have no network: {advice}")
     # imported here, because it loads slowly and few processes download

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from farm.errors import ImageError, SandboxError
-from farm.settings import settings
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing, owner
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.build import build_layers
@@ -25,7 +25,7 @@ from workers.sandboxes.images.dockerfile.build_stages import SCRATCH, staged
 from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.instructions import Instruction, escape_of, read
 from workers.sandboxes.images.dockerfile.plan import PlannedStage, check_values, plan
-from workers.sandboxes.images.image_cache import ROOT, images
+from workers.sandboxes.images.image_cache import ROOT
 from workers.sandboxes.images.image_sources import ArchiveSource
 from workers.sandboxes.images.layered_image import Image, empty_image, is_bare, write_layers
 from workers.sandboxes.images.runtime import own_folder
@@ -51,6 +51,7 @@ _CHROOT = ("--isolation", "chroot")
 class DockerfileSource:
     """See `workers.sandboxes.images.image_cache.ImageSource`."""
 
+    config: SandboxConfig
     folder: Path
     file: Path
     target: str
@@ -63,7 +64,13 @@ class DockerfileSource:
 
     @classmethod
     def of(
-        cls, name: str, values: Mapping[str, str], find: FindImage, start: StartBuild | None, retry: bool
+        cls,
+        config: SandboxConfig,
+        name: str,
+        values: Mapping[str, str],
+        find: FindImage,
+        start: StartBuild | None,
+        retry: bool,
     ) -> DockerfileSource:
         """Return the source that an image's name refers to. ImageError if there is no such folder."""
         written, _, rest = name.removeprefix(PREFIX).partition("#")
@@ -71,7 +78,7 @@ class DockerfileSource:
         folder = Path(written).absolute()
         if not written or not folder.is_dir():
             raise ImageError(f"image {name}: there is no folder {folder} on this node; it is {PREFIX}FOLDER")
-        return cls(folder, folder / (file or "Dockerfile"), target, values, find, start, retry)
+        return cls(config, folder, folder / (file or "Dockerfile"), target, values, find, start, retry)
 
     @property
     def reference(self) -> str:
@@ -83,19 +90,18 @@ class DockerfileSource:
     def key(self) -> str:
         return self._key(self._plan()[-1])
 
-    @staticmethod
-    def _key(last: PlannedStage) -> str:
-        return digest("dockerfile", _FORMAT, last.key, asdict(last.config), settings().image_builder)
+    def _key(self, last: PlannedStage) -> str:
+        return digest("dockerfile", _FORMAT, last.key, asdict(last.config), self.config.image_builder)
 
     def make(self, folder: Path) -> None:
         if self.start is None:
             raise ImageError(f"image {self.reference} is built in sandboxes, which this process does not start")
         stages = self._plan()
         last = stages[-1]
-        if settings().image_builder == "buildah":
+        if self.config.image_builder == "buildah":
             self._make_by_buildah(stages, folder)
             return
-        layers = build_layers(stages, self.start, retry=self.retry)
+        layers = build_layers(self.config, stages, self.start, retry=self.retry)
         (folder / ROOT).mkdir()
         image = replace(
             last.base,
@@ -115,10 +121,10 @@ class DockerfileSource:
             if base.binds or base.layers:
                 raise ImageError(f"image {self.reference}: buildah cannot begin with {name}: it is not a single folder")
         folders = {name: base.folder for name, base in bases.items()}
-        with tempfile.TemporaryDirectory(dir=own_folder()) as name:
-            archive = build_archive(self.folder, self.file, self.target, self.values, folders, Path(name))
-            ArchiveSource("oci-archive", archive).make(folder)
-        root = images() / self._key(last) / ROOT
+        with tempfile.TemporaryDirectory(dir=own_folder(self.config)) as name:
+            archive = build_archive(self.config, self.folder, self.file, self.target, self.values, folders, Path(name))
+            ArchiveSource(self.config, "oci-archive", archive).make(folder)
+        root = self.config.images_folder / self._key(last) / ROOT
         write_layers(Image(root, variables=last.config.env, config=last.config), folder)
 
     def _plan(self) -> list[PlannedStage]:
@@ -130,11 +136,11 @@ class DockerfileSource:
             raise ImageError(f"image {self.reference}: {self.file} has no stage {self.target}")
         check_values(file, self.values, self.reference)
         context = BuildContext.of(self.folder, self.file)
-        return plan(file, target, context, self.values, self._base, owner(), escape)
+        return plan(self.config, file, target, context, self.values, self._base, owner(self.config.user), escape)
 
     def _base(self, name: str, instruction: Instruction) -> Image:
         if name == SCRATCH:
-            return empty_image()
+            return empty_image(self.config)
         try:
             result = self.find(name)
         except ImageError as error:
@@ -157,6 +163,7 @@ def buildah_program() -> Path:
 
 
 def build_archive(
+    config: SandboxConfig,
     folder: Path,
     file: Path,
     target: str,
@@ -168,7 +175,7 @@ def build_archive(
 
     `folders` are the root file systems of the base images by name; `place` is an empty work folder.
     """
-    if others := sorted(name for name in settings().build_env if not _PROXY.fullmatch(name)):
+    if others := sorted(name for name in config.build_env if not _PROXY.fullmatch(name)):
         raise SandboxError(
             f"{file}: buildah gives builds no variables but proxies, and FARM_BUILD_ENV has {', '.join(others)}: mount "
             "a file by FARM_BUILD_FILES, such as /etc/pip.conf, or leave FARM_IMAGE_BUILDER at `own`"
@@ -176,30 +183,30 @@ def build_archive(
     store = ["--root", str(place / "store"), "--runroot", str(place / "run"), "--storage-driver", "vfs"]
     for name, root in folders.items():
         # a base image from a folder, under the name that Dockerfiles use for it
-        container = _run([*store, "from", "scratch"], name, place).strip().splitlines()[-1]
-        _run([*store, "add", "--quiet", container, str(root), "/"], name, place)
-        _run([*store, "commit", "--quiet", "--rm", container, name], name, place)
-    words = ["build", *_CHROOT, "--pull=missing" if settings().build_network else "--pull=never"]
+        container = _run(config, [*store, "from", "scratch"], name, place).strip().splitlines()[-1]
+        _run(config, [*store, "add", "--quiet", container, str(root), "/"], name, place)
+        _run(config, [*store, "commit", "--quiet", "--rm", container, name], name, place)
+    words = ["build", *_CHROOT, "--pull=missing" if config.build_network else "--pull=never"]
     words += ["--format", "docker", "--file", str(file), "--tag", "built:latest"]
     words += [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
-    words += [word for inside, path in settings().build_files.items() for word in ("--volume", f"{path}:{inside}:ro")]
+    words += [word for inside, path in config.build_files.items() for word in ("--volume", f"{path}:{inside}:ro")]
     words += ["--target", target] if target else []
-    _run([*store, *words, str(folder)], f"{file}: it", place)
+    _run(config, [*store, *words, str(folder)], f"{file}: it", place)
     archive = place / "image.tar"
-    _run([*store, "push", "built:latest", f"oci-archive:{archive}"], f"{file}: what buildah built", place)
+    _run(config, [*store, "push", "built:latest", f"oci-archive:{archive}"], f"{file}: what buildah built", place)
     return archive
 
 
-def _without_network() -> list[str]:
-    if settings().build_network:
+def _without_network(config: SandboxConfig) -> list[str]:
+    if config.build_network:
         return []
     if os.geteuid() != 0:
         raise SandboxError("an ordinary user's buildah has the node's network: allow it by FARM_BUILD_NETWORK=1")
     return ["unshare", "--net", "--"]
 
 
-def _run(words: Sequence[str], what: str, place: Path) -> str:
-    bound = ["setpriv", "--pdeathsig", "KILL", "--", *_without_network(), str(buildah_program()), *words]
+def _run(config: SandboxConfig, words: Sequence[str], what: str, place: Path) -> str:
+    bound = ["setpriv", "--pdeathsig", "KILL", "--", *_without_network(config), str(buildah_program()), *words]
     log = place / "log"
     try:
         with log.open("wb") as output:
@@ -211,7 +218,7 @@ def _run(words: Sequence[str], what: str, place: Path) -> str:
                 timeout=BUILD_S,
                 cwd=place,
                 # not by arguments of the command, which every user of the machine can see
-                env=os.environ | settings().build_env,
+                env=os.environ | config.build_env,
             )
     except subprocess.TimeoutExpired:
         raise ImageError(f"{what} could not be built by buildah within {BUILD_S:.0f} s", retryable=True) from None

@@ -8,9 +8,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
 from farm.errors import ImageError
+from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded, triggered
 from workers.sandboxes.images.dockerfile.context import (
     BuildContext,
@@ -80,6 +82,7 @@ class PlannedStage:
 
 
 def plan(
+    config: SandboxConfig,
     file: StagedFile,
     target: BuildStage,
     context: BuildContext,
@@ -97,13 +100,13 @@ def plan(
             start = _State(below.base, stage.base, below.key, replace(below.config, onbuild=()))
             triggers: Sequence[Instruction] = ()
         elif stage.whole_tree is not None:
-            start, triggers = _all_of(stage.whole_tree, file, done, base_image), ()
+            start, triggers = _all_of(config, stage.whole_tree, file, done, base_image), ()
         else:
             base = base_image(stage.base, stage.start)
-            config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables}, onbuild=())
-            start = _State(base, None, base.key, config)
+            begun = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables}, onbuild=())
+            start = _State(base, None, base.key(config), begun)
             triggers = [triggered(stage.start, text) for text in base.config.onbuild]
-        planner = _Planner(file, context, values, done, base_image, owner, escape, start)
+        planner = _Planner(config, file, context, values, done, base_image, owner, escape, start)
         for instruction in (*triggers, *stage.instructions):
             if instruction is not stage.whole_tree:
                 planner.take(instruction)
@@ -125,16 +128,23 @@ class _State:
     has_command: bool = False
 
 
-def _all_of(copy: Instruction, file: StagedFile, done: Mapping[int, PlannedStage], base_image: BaseImages) -> _State:
-    name, config = copy.flag("from") or "", ImageConfig(env={"PATH": SEARCH_PATH})
+def _all_of(
+    config: SandboxConfig,
+    copy: Instruction,
+    file: StagedFile,
+    done: Mapping[int, PlannedStage],
+    base_image: BaseImages,
+) -> _State:
+    name, begun = copy.flag("from") or "", ImageConfig(env={"PATH": SEARCH_PATH})
     if (other := file.stage(name)) is not None:
-        return _State(done[other.number].base, other.number, done[other.number].key, config)
+        return _State(done[other.number].base, other.number, done[other.number].key, begun)
     base = base_image(name, copy)
-    return _State(base, None, base.key, config)
+    return _State(base, None, base.key(config), begun)
 
 
 @dataclass(slots=True)
 class _Planner:
+    config: SandboxConfig
     file: StagedFile
     context: BuildContext
     values: Mapping[str, str]
@@ -273,13 +283,14 @@ class _Planner:
         if name and self.context.named(name) != [name]:
             raise ValueError(f"{name} is not in the context {self.context.folder}, or .dockerignore leaves it out")
         files = tuple(self.context.tree(name))
-        return [RunMount(target, FromContext(name, files, digest_of(files)))]
+        return [RunMount(target, FromContext(name, files, digest_of(files, self.config.digests_folder)))]
 
     def _copy(self, instruction: Instruction) -> None:
         def in_stage(name: str, path: str) -> FromStage:
             return self._in_stage(instruction, name, path)
 
-        work = CopyPlanner(instruction, self._expansion, self.context, in_stage, self._path).plan()
+        digests = self.config.digests_folder
+        work = CopyPlanner(instruction, self._expansion, self.context, digests, in_stage, self._path).plan()
         if work is None:
             return
         if work.chown:
@@ -297,7 +308,7 @@ class _Planner:
         if stage is not None:
             return FromStage(absolute, stage.number, self.done[stage.number].key)
         image = self.base_image(expanded(instruction, self._expansion, name), instruction)
-        return FromStage(absolute, image, image.key)
+        return FromStage(absolute, image, image.key(self.config))
 
 
 def _command(instruction: Instruction) -> str | list[str]:
@@ -321,6 +332,7 @@ class CopyPlanner:
     instruction: Instruction
     expansion: Expansion
     context: BuildContext
+    digests: Path
     in_stage: Callable[[str, str], FromStage]
     path: Callable[[str], str]
 
@@ -385,7 +397,7 @@ class CopyPlanner:
             return self._with_parents(source, patterns)
         names = self._named(source)
         trees = [(name, _kept(name, self.context.tree(name), patterns)) for name in names]
-        return [FromContext(name, tuple(files), digest_of(files)) for name, files in trees if files]
+        return [FromContext(name, tuple(files), digest_of(files, self.digests)) for name, files in trees if files]
 
     def _named(self, source: str) -> list[str]:
         names = self.context.named(source)
@@ -403,7 +415,7 @@ class CopyPlanner:
             tree = _kept(name, self.context.tree(name), excluded)
             files = _matching(tree, wanted.fullmatch) if wanted.pattern else tree
             if files:
-                result.append(FromContext(name, tuple(files), digest_of(files)))
+                result.append(FromContext(name, tuple(files), digest_of(files, self.digests)))
         if not result and not is_pattern(source):
             raise ValueError(f"{source} is not in the context {self.context.folder}, or .dockerignore leaves it out")
         return result

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from farm.errors import AgentMissing, SandboxError
 from farm.records.sandbox_spec import AgentProgram
 from farm.settings import settings
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.images import root_folder
 from tests.unit.workers.sandboxes.images.test_archives import BROKEN_ARCHIVES, tar
@@ -41,7 +42,7 @@ def _farm(tmp_path: Path) -> Iterator[None]:
 
 def folder_of(kind: str, source: Path | str, digest: str = "") -> Path:
     program = AgentProgram(name="tool", kind=kind, source=str(source), digest=digest)  # type: ignore[arg-type]
-    ((folder, target),) = brought([program]).binds
+    ((folder, target),) = brought(sandbox_config(), [program]).binds
     assert target == "/opt/farm/tool"
     return Path(folder)
 
@@ -213,7 +214,7 @@ def test_two_programs_with_one_name_are_refused(tmp_path: Path) -> None:
     program = AgentProgram(name="tool", kind="folder", source=str(tmp_path / "a"))
     (tmp_path / "a").mkdir()
     with pytest.raises(AgentMissing, match="two programs of the agent are called 'tool'"):
-        brought([program, program])
+        brought(sandbox_config(), [program, program])
 
 
 def test_npm_packages_are_installed_without_running_scripts(tmp_path: Path) -> None:
@@ -279,8 +280,9 @@ def test_killed_installation_leaves_nothing_partial(tmp_path: Path) -> None:
     lock = lock_in(tmp_path)
     code = (
         "import sys; from farm.records.sandbox_spec import AgentProgram\n"
+        "from testkit.scratch_folder import sandbox_config\n"
         "from workers.sandboxes.agent_programs.brought_programs import brought\n"
-        "brought([AgentProgram(name='tool', kind='npm', source=sys.argv[1])])"
+        "brought(sandbox_config(), [AgentProgram(name='tool', kind='npm', source=sys.argv[1])])"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(lock)], env={**os.environ, **slow_npm(tmp_path)})
     (pid,) = started(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from workers.sandboxes.images.image import alias_of, aliases, plain_name, remove_alias, set_alias
 
@@ -32,12 +33,13 @@ def test_name_is_normalized(written: str, plain: str) -> None:
 
 
 def test_alias_table_is_read(home: Path) -> None:
-    assert aliases() == {}
-    set_alias("ubuntu", "/images/ubuntu")
-    set_alias("debian:12", "host")
-    set_alias("library/debian:12", "/images/debian.sif")
-    assert aliases() == {"debian:12": "/images/debian.sif", "ubuntu:latest": "/images/ubuntu"}
-    assert alias_of("docker.io/library/debian:12@sha256:1234") == "/images/debian.sif"
-    assert alias_of("debian:13") is None
-    assert (remove_alias("ubuntu"), remove_alias("ubuntu")) == (True, False)
+    config = sandbox_config()
+    assert aliases(config) == {}
+    set_alias(config, "ubuntu", "/images/ubuntu")
+    set_alias(config, "debian:12", "host")
+    set_alias(config, "library/debian:12", "/images/debian.sif")
+    assert aliases(config) == {"debian:12": "/images/debian.sif", "ubuntu:latest": "/images/ubuntu"}
+    assert alias_of(config, "docker.io/library/debian:12@sha256:1234") == "/images/debian.sif"
+    assert alias_of(config, "debian:13") is None
+    assert (remove_alias(config, "ubuntu"), remove_alias(config, "ubuntu")) == (True, False)
     assert sorted(path.name for path in home.iterdir()) == ["image_aliases.json"]

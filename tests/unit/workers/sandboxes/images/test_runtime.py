@@ -10,10 +10,11 @@ from pathlib import Path
 
 CODE = """
 import os, sys
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.images.runtime import exposure
-print(*exposure(), sep=",")
+print(*exposure(sandbox_config()), sep=",")
 os.chmod(sys.argv[1], 0o700)
-print(*exposure(), sep=",")
+print(*exposure(sandbox_config()), sep=",")
 """
 
 
@@ -37,6 +38,7 @@ def test_runtime_in_the_farms_home_is_found_without_path(tmp_path: Path) -> None
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
     env = os.environ | {"PATH": "/nonexistent", "FARM_HOME": str(tmp_path)}
-    code = "from workers.sandboxes.images.runtime import program; print(program())"
+    code = "from testkit.scratch_folder import sandbox_config; "
+    code += "from workers.sandboxes.images.runtime import program; print(program(sandbox_config()))"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == str(program), done.stderr

@@ -8,12 +8,13 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.kernel.interpreter import KEPT, SHOWN, InterpreterOutput
 
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[tuple[InterpreterOutput, int]]:
-    output = InterpreterOutput()
+    output = InterpreterOutput(sandbox_config().scratch)
     writer = os.dup(output.write_end)
     output.close_write_end()
     try:
@@ -110,7 +111,7 @@ def test_output_is_decoded_without_changes() -> None:
 
 def test_end_of_all_writers_is_reached() -> None:
     async def check() -> None:
-        output = InterpreterOutput()
+        output = InterpreterOutput(sandbox_config().scratch)
         os.write(output.write_end, b"last")
         output.close_write_end()
         await asyncio.sleep(0.01)

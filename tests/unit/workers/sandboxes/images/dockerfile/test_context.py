@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.images.dockerfile.context import BuildContext, copy_files, digest_of
 
 FILES = ("a.txt", "b.txt", "deep/a.txt", "deep/down/c.py", "deep/down/c.pyc", "node_modules/x", "src/keep", "src/drop")
@@ -67,14 +68,15 @@ def test_ignore_file_of_the_dockerfile_takes_precedence(folder: Path) -> None:
 
 
 def test_digest_covers_modes_and_contents_but_not_times(folder: Path, tmp_path: Path) -> None:
+    config = sandbox_config()
     context = BuildContext(folder)
-    before = digest_of(context.tree("deep"))
+    before = digest_of(context.tree("deep"), config.digests_folder)
     os.utime(folder / "deep/a.txt", (1, 1))
-    assert digest_of(context.tree("deep")) == before
+    assert digest_of(context.tree("deep"), config.digests_folder) == before
     (folder / "deep/a.txt").chmod(0o755)
-    changed = digest_of(context.tree("deep"))
+    changed = digest_of(context.tree("deep"), config.digests_folder)
     (folder / "deep/a.txt").write_text("other")
-    assert len({before, changed, digest_of(context.tree("deep"))}) == 3
+    assert len({before, changed, digest_of(context.tree("deep"), config.digests_folder)}) == 3
 
 
 def test_links_are_kept_and_none_leaves_the_context(folder: Path, tmp_path: Path) -> None:

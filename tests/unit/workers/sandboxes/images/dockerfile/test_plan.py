@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import ImageError
+from testkit.scratch_folder import sandbox_config
 from workers.sandboxes.images.dockerfile.build_stages import staged
 from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig, healthcheck_of
@@ -22,7 +23,7 @@ def planned(text: str, folder: Path, target: str = "", **values: str) -> list[Pl
     file = staged(parse(text), values)
     stage = file.stage(target) if target else file.stages[-1]
     assert stage
-    return plan(file, stage, BuildContext.of(folder, folder / "Dockerfile"), values, _base, owner=1)
+    return plan(sandbox_config(), file, stage, BuildContext.of(folder, folder / "Dockerfile"), values, _base, owner=1)
 
 
 def _base(name: str, instruction: Instruction) -> Image:
