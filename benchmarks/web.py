@@ -20,12 +20,13 @@ import numpy as np
 from sqlalchemy import Connection, func, insert, select, text
 
 from farm.api.app import ApiServer, ConnectionLimits
-from farm.api.endpoints import Endpoints
+from farm.api.endpoints import ApiConfig, Endpoints
 from farm.cli.listening import bind, url_of
 from farm.client.local import LocalFarm
 from farm.ids import rollout_id
 from farm.notifications import Signals
 from farm.records.trajectory import ModelCall, token_ids
+from farm.settings import settings
 from farm.startup import limit_full_collections
 from farm.store import migrations, rollout_counts, trajectories
 from farm.store.database import Store
@@ -116,7 +117,7 @@ def _looked(client: httpx2.Client, path: str) -> tuple[list[float], int]:
 def _served(store: Store) -> Iterator[str]:
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()
-    endpoints = Endpoints(LocalFarm(store, Signals(""), 10**9))
+    endpoints = Endpoints(LocalFarm(store, Signals(""), 10**9), ApiConfig.of(settings()))
     server = ApiServer(endpoints, KEY, ready.set, ConnectionLimits(), page=application)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     with listener:

@@ -31,7 +31,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from farm import metrics
 from farm.api import access_routes, batches, engines, openapi, protocols, sandbox_routes
 from farm.api.auth import KeyMiddleware, KnownKeys, guarded
-from farm.api.endpoints import Endpoints, Examine, ListPage, allowed_methods, no_findings, page_after, refusal
+from farm.api.endpoints import (
+    ApiConfig,
+    Endpoints,
+    Examine,
+    ListPage,
+    allowed_methods,
+    no_findings,
+    page_after,
+    refusal,
+)
 from farm.api.openapi import TEXT, Described, EndpointDescription
 from farm.api.protocols import PAGE, ProtocolSwitch, SpokenProtocol
 from farm.api.schemas import AfterQuery, ApiRequest, OneNode, RequestRejected
@@ -41,7 +50,6 @@ from farm.client.http_errors import ProblemDetails
 from farm.client.local import LocalFarm
 from farm.errors import InvalidRequest
 from farm.records.node import Node
-from farm.settings import settings
 
 _TOO_MUCH = ProblemDetails(503, "Overloaded", "too many large requests at once: retry")
 ENDPOINTS: Described = {
@@ -231,7 +239,7 @@ def application(
 
 
 def _own_verbs(endpoints: Endpoints) -> ASGIApp:
-    numbers = metrics.registry(endpoints.farm.store, settings().node_timeout_s)
+    numbers = metrics.registry(endpoints.farm.store, endpoints.config.node_timeout_s)
     name = {"name": "rollout farm", "version": version("rollout-farm"), "description": "/openapi.json"}
 
     def nodes(request: ApiRequest) -> ListPage:
@@ -356,19 +364,19 @@ class ApiServer(uvicorn.Server):
 
 def serve(
     farm: LocalFarm,
+    config: ApiConfig,
     listeners: Sequence[socket.socket],
     key: str,
     listening: Callable[[], None],
     examine: Examine = no_findings,
     speak: Sequence[SpokenProtocol] = (),
-    strict_compat: bool = False,
     tls: TlsFiles | None = None,
     page: Page | None = None,
 ) -> None:
     """Serve until a signal stops it; requests in flight are still answered.
 
-    `examine` makes the answer of `/v1/doctor`; `listeners` include those of `speak`. `strict_compat` as in Endpoints.
+    `examine` makes the answer of `/v1/doctor`; `listeners` include those of `speak`.
     """
-    ApiServer(Endpoints(farm, examine, strict_compat), key, listening, speak=speak, tls=tls, page=page).run(
+    ApiServer(Endpoints(farm, config, examine), key, listening, speak=speak, tls=tls, page=page).run(
         sockets=list(listeners)
     )

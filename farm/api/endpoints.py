@@ -31,6 +31,7 @@ from farm.client.local import LocalFarm
 from farm.client.sandboxes.node_line import NodeLine
 from farm.errors import BrokerUnavailable, FarmUnreachable, ServiceError, StoreUnavailable
 from farm.notifications import ENDED, Signals
+from farm.settings import Settings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -196,15 +197,40 @@ KEY_CHECK: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("key_check", d
 """Raises NotAllowed once the key of the request is revoked; long waits call it repeatedly."""
 
 
-class Endpoints:
-    """Endpoints that answer requests from the store of a farm; `refuse` makes their error responses.
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """The settings of `farm.settings` that the API depends on.
 
     With `strict_compat`, other systems' protocols answer as those systems do even where that is their bug.
     """
 
-    def __init__(self, farm: LocalFarm, examine: Examine = no_findings, strict_compat: bool = False) -> None:
+    node_timeout_s: float
+    max_sandboxes: int
+    prorl_timeout_s: float
+    verl_tool_wait_s: float
+    verl_tool_lease_s: float
+    verl_tool_action_s: float
+    strict_compat: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings, strict_compat: bool = False) -> ApiConfig:
+        return cls(
+            settings.node_timeout_s,
+            settings.max_sandboxes,
+            settings.prorl_timeout_s,
+            settings.verl_tool_wait_s,
+            settings.verl_tool_lease_s,
+            settings.verl_tool_action_s,
+            strict_compat,
+        )
+
+
+class Endpoints:
+    """Endpoints that answer requests from the store of a farm; `refuse` makes their error responses."""
+
+    def __init__(self, farm: LocalFarm, config: ApiConfig, examine: Examine = no_findings) -> None:
         self.farm = farm
-        self.strict_compat = strict_compat
+        self.config = config
         self.examine = examine
         self.refuse: Refuse = refusal
         self.nodes = NodeLine(lambda reference: self.run(farm.sandboxes.address, reference))

@@ -54,6 +54,7 @@ def api(
     """
     with frozen_imports():
         from farm.api.app import WAIT_TIMEOUT_S, TlsFiles, serve
+        from farm.api.endpoints import ApiConfig
         from farm.api.protocols import SpokenProtocol
         from farm.api.protocols import spoken as protocol
         from farm.cli.doctor import examine_farm
@@ -90,12 +91,12 @@ def api(
             listening = partial(click.echo, address)
             serve(
                 farm,
+                ApiConfig.of(settings(), strict_compat),
                 listeners,
                 key,
                 listening,
                 lambda: list(examine()),
                 spoken,
-                strict_compat,
                 tls,
                 partial(application, records_history=True) if web else None,
             )
@@ -117,11 +118,13 @@ def web(demo: bool, host: str, port: int) -> None:
     import tempfile
 
     from farm.api.app import serve
+    from farm.api.endpoints import ApiConfig
     from farm.callers import Scope
     from farm.cli.listening import bind, url_of
     from farm.client.local import LocalFarm
     from farm.client.verb_groups import NewKey
     from farm.notifications import Signals
+    from farm.settings import settings
     from farm.web.app import application
     from farm.web.recorded_batch import recorded_store
     from farm.web.rendering import ROOT
@@ -138,7 +141,8 @@ def web(demo: bool, host: str, port: int) -> None:
         visitor_key = farm.access.add(NewKey(name="demo", scopes=[Scope.READ]))
         note = "(a recorded batch, read-only; Ctrl-C ends it)"
         listening = partial(click.echo, f"page    {url_of(listener)}{ROOT}/ {note}")
-        serve(farm, [listener], secrets.token_hex(24), listening, page=partial(application, visitor_key=visitor_key))
+        page = partial(application, visitor_key=visitor_key)
+        serve(farm, ApiConfig.of(settings()), [listener], secrets.token_hex(24), listening, page=page)
 
 
 def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:

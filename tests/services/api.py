@@ -14,7 +14,7 @@ import httpx2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api.app import ApiServer, ConnectionLimits, Page
-from farm.api.endpoints import Endpoints
+from farm.api.endpoints import ApiConfig, Endpoints
 from farm.api.protocols import spoken
 from farm.cli.listening import bind, url_of
 from farm.client.local import LocalFarm
@@ -44,14 +44,14 @@ def served(
     key: str = KEY,
     around: Callable[[ASGIApp], ASGIApp] | None = None,
     speak: Sequence[str] = (),
-    strict_compat: bool = False,
+    config: ApiConfig | None = None,
     page: Page | None = None,
     **limits: Any,
 ) -> Iterator[str]:
     """Yield the URL of an API on a service, until the block ends. `around` wraps its application."""
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()
-    endpoints = Endpoints(service, strict_compat=strict_compat)
+    endpoints = Endpoints(service, config or ApiConfig.of(settings()))
     protocols = [spoken(name) for name in speak]
     server = ApiServer(endpoints, key, ready.set, ConnectionLimits(**limits), protocols, page=page)
     if around is not None:

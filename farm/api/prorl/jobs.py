@@ -36,7 +36,6 @@ from farm.configuration.service_urls import normal_url
 from farm.errors import FarmError, InvalidRequest, NotAllowed, NotFound, ServiceError
 from farm.ids import rollout_id
 from farm.records.rollout import Stage, State
-from farm.settings import settings
 from farm.store import leader
 from farm.store.database import Work
 from farm.store.reports import keyed_rollouts
@@ -327,8 +326,10 @@ class Jobs:
         name = f"{session.job_prefix}{job_requests.job_of(request)}"
         return RequestedJob(request, sampling, session, name)
 
-    def submit(self, wanted: RequestedJob, key: str) -> Job | None:
+    def submit(self, wanted: RequestedJob, key: str, timeout_s: float) -> Job | None:
         """Submit a rollout of a job by its key, or find it; None if it broke or was cancelled.
+
+        `timeout_s` limits its run.
 
         Raises ServerNotRunning, InvalidRequest and UnknownHandler.
         """
@@ -342,7 +343,7 @@ class Jobs:
         server = job_requests.server_of(request, session.servers, key)
         if server and not wanted.sampling.model_name:
             check_lists_models(server, wanted.sampling.api_key)
-        batch = job_requests.batch_request(request, wanted.sampling, server, key, settings().prorl_timeout_s)
+        batch = job_requests.batch_request(request, wanted.sampling, server, key, timeout_s)
         try:
             batch_id = self._farm.submit(batch)
         except InvalidRequest as error:

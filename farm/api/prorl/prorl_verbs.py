@@ -18,9 +18,10 @@ from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.errors import NotFound, ServiceError
 from farm.records.rollout import Stage, State
-from farm.settings import settings
 
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_MARGIN_S = 10.0
+"""Seconds that a request waits for its result beyond the time of two runs."""
 
 
 class _Routes:
@@ -86,7 +87,7 @@ class _Routes:
         try:
             self._jobs(request).cancel(job_id)
         except NotFound:
-            if not self._endpoints.strict_compat:
+            if not self._endpoints.config.strict_compat:
                 raise
         return {"status": f"Cancel requested for job {job_id}"}
 
@@ -106,7 +107,9 @@ class _Routes:
         del wanted
         is_answered = False
         try:
-            await await_batch(endpoints, job.batch_id, 2 * settings().prorl_timeout_s + 10, is_disconnected)
+            await await_batch(
+                endpoints, job.batch_id, 2 * endpoints.config.prorl_timeout_s + _MARGIN_S, is_disconnected
+            )
             result = await endpoints.run(jobs.result, job)
             if await is_disconnected():
                 raise ClientDisconnect
@@ -115,7 +118,7 @@ class _Routes:
                 raise ServiceError(f"another request took over {job.batch_id}: send this one again")
             return result
         except RequestRejected as unfinished:
-            if endpoints.strict_compat and unfinished.problem.status == 504:
+            if endpoints.config.strict_compat and unfinished.problem.status == 504:
                 late = ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
                 raise RequestRejected(late) from None
             raise
@@ -129,7 +132,7 @@ class _Routes:
         while True:
             key = await askers.claim(wanted.name)
             try:
-                job = await endpoints.run(jobs.submit, wanted, key)
+                job = await endpoints.run(jobs.submit, wanted, key, endpoints.config.prorl_timeout_s)
             except ServiceError:
                 # it may have been written nevertheless
                 await endpoints.run(askers.leave, key)

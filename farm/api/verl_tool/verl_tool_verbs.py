@@ -41,7 +41,6 @@ from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest
 from farm.records.lending.sandbox_calls import CALL_S, ForgetCall, SandboxToolCall, ToolResult
 from farm.records.request_values import Name, Request
 from farm.records.sandbox_spec import SandboxSpec
-from farm.settings import settings
 
 USAGE = (
     "Available tools:\n"
@@ -162,7 +161,7 @@ class TrajectorySandboxes:
 
     def check(self, step: TrajectoryStep) -> None:
         """Raise InvalidRequest for an unavailable kind of sandbox."""
-        self._borrower.check(_request(step))
+        self._borrower.check(self._request(step))
 
     async def ready(self, step: TrajectoryStep) -> str:
         """Return the id of a trajectory's sandbox once it runs; a new trajectory gets a new one.
@@ -170,7 +169,7 @@ class TrajectorySandboxes:
         Raises SandboxEnded for one that was lost, Overloaded if there is no capacity for too long, and RequestRejected
         if this API ends.
         """
-        wait_s = settings().verl_tool_wait_s
+        wait_s = self._endpoints.config.verl_tool_wait_s
         clock = asyncio.get_running_loop().time
         deadline = clock() + wait_s
         while True:
@@ -197,7 +196,7 @@ class TrajectorySandboxes:
     def _found_or_begun(self, step: TrajectoryStep) -> BorrowedSandbox:
         newest = self._borrower.newest_named(_name(step))
         if newest is None or (newest.ended and newest.finished):
-            return self._borrower.begin(_request(step))
+            return self._borrower.begin(self._request(step))
         return newest
 
     def _check_open(self) -> None:
@@ -209,6 +208,9 @@ class TrajectorySandboxes:
         """End the sandbox of a trajectory, if it has one; then its id may begin another."""
         await self._endpoints.run(self._borrower.finish_named, _name(step))
 
+    def _request(self, step: TrajectoryStep) -> BorrowRequest:
+        return BorrowRequest(spec=step.spec, lease_s=self._endpoints.config.verl_tool_lease_s, name=_name(step))
+
     def counts(self) -> dict[str, int]:
         """Return the number of waiting, starting and running sandboxes."""
         return {state.value: n for state, n in self._borrower.counts(_PREFIX).items()}
@@ -216,10 +218,6 @@ class TrajectorySandboxes:
 
 def _name(step: TrajectoryStep) -> str:
     return f"{_PREFIX}{step.trajectory_id}"
-
-
-def _request(step: TrajectoryStep) -> BorrowRequest:
-    return BorrowRequest(spec=step.spec, lease_s=settings().verl_tool_lease_s, name=_name(step))
 
 
 def _is_pending(state: BorrowedSandbox) -> bool:
@@ -364,7 +362,7 @@ class Observations:
             return _outage(step, error)
 
     async def _acted(self, step: TrajectoryStep, action: ToolAction) -> ActionObservation:
-        limit_s = settings().verl_tool_action_s
+        limit_s = self._endpoints.config.verl_tool_action_s
         try:
             values = {"name": action.tool, "arguments": dict(action.arguments), "timeout_s": limit_s}
             call = checked(SandboxToolCall, values)
@@ -436,13 +434,14 @@ class _Routes:
             "concurrent_requests": self._observations.n_active,
             "thread_pool_size": N_THREADS,
             "active_tasks": self._observations.n_active,
-            "max_concurrent": settings().max_sandboxes,
+            "max_concurrent": self._endpoints.config.max_sandboxes,
             "tools": list(TOOLS),
             "uptime_seconds": time.monotonic() - self._began,
         }
 
     def _metrics(self) -> dict[str, Any]:
-        limits = {"max_concurrent": settings().max_sandboxes, "timeout": settings().verl_tool_action_s}
+        config = self._endpoints.config
+        limits = {"max_concurrent": config.max_sandboxes, "timeout": config.verl_tool_action_s}
         return {
             "active_requests": self._observations.n_active,
             "cached_responses": 0,

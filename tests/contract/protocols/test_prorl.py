@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import httpx2
 import pytest
 
+from farm.api.endpoints import ApiConfig
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.records.rollout import Stage
@@ -192,10 +194,9 @@ def test_invalid_requests_are_refused_in_protocol_form_without_effect(running: W
 def test_timed_out_job_and_unknown_id_are_refused(
     service: LocalFarm, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "farm.api.prorl.prorl_verbs.settings", lambda: settings().model_copy(update={"prorl_timeout_s": -4.9})
-    )
-    with served(service, speak=("prorl",), strict_compat=strict) as url, ThreadPoolExecutor(1) as pool:
+    monkeypatch.setattr("farm.api.prorl.prorl_verbs._MARGIN_S", 0.0)
+    config = replace(ApiConfig.of(settings(), strict), prorl_timeout_s=0.1)
+    with served(service, speak=("prorl",), config=config) as url, ThreadPoolExecutor(1) as pool:
         client = WireClient(f"{url}/prorl", pool)
         client.post("/add_llm_server", {"address": SERVER})
         client.post("/start")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from farm.api.endpoints import ApiConfig
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.records.lending.borrowed_sandbox import BorrowedSandbox
@@ -28,14 +29,9 @@ def service(sqlite_store: Store) -> LocalFarm:
 
 @pytest.fixture
 def client(service: LocalFarm) -> Iterator[WireClient]:
-    os.environ["FARM_VERL_TOOL_WAIT_S"] = "0.2"
-    settings.cache_clear()
-    try:
-        with served(service, speak=("verl-tool",)) as url, ThreadPoolExecutor(2) as pool:
-            yield WireClient(f"{url}/verl-tool", pool)
-    finally:
-        del os.environ["FARM_VERL_TOOL_WAIT_S"]
-        settings.cache_clear()
+    config = replace(ApiConfig.of(settings()), verl_tool_wait_s=0.2)
+    with served(service, speak=("verl-tool",), config=config) as url, ThreadPoolExecutor(2) as pool:
+        yield WireClient(f"{url}/verl-tool", pool)
 
 
 def observed(client: WireClient, body: dict[str, Any]) -> list[tuple[Any, bool, bool]]:

@@ -10,9 +10,10 @@ import pytest
 
 from farm.api import batches, engines
 from farm.api.app import ENDPOINTS
-from farm.api.endpoints import Endpoints
+from farm.api.endpoints import ApiConfig, Endpoints
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
+from farm.settings import settings
 from farm.store.database import Store
 from tests.services.api import KEY, served
 from tests.services.farms import NOOP
@@ -42,7 +43,7 @@ def test_openapi_document_is_valid_and_its_routes_exist(client: httpx2.Client) -
 
 
 def test_served_routes_are_described(sqlite_store: Store) -> None:
-    endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1000))
+    endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1000), ApiConfig.of(settings()))
     routes = [*batches.routes(endpoints), *engines.routes(endpoints)]
     result = {(method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
     assert result <= set(ENDPOINTS)

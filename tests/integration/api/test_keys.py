@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 import farm
 from farm.api.app import ENDPOINTS
 from farm.api.auth import guarded
-from farm.api.endpoints import Endpoints, refusal
+from farm.api.endpoints import ApiConfig, Endpoints, refusal
 from farm.api.protocols import PROTOCOLS, WireProtocol, application
 from farm.callers import Scope, current_caller
 from farm.cli.main import main
@@ -34,6 +34,7 @@ from farm.errors import Conflict, Forbidden, InvalidRequest, NotAllowed, NotFoun
 from farm.notifications import Signals
 from farm.plugins import installed, load
 from farm.records.lending.borrowed_sandbox import BorrowRequest
+from farm.settings import settings
 from farm.store.database import Store
 from tests.services import commands
 from tests.services.api import KEY, served, shown_key
@@ -109,7 +110,7 @@ def test_route_without_a_scope_is_an_error_at_start(sqlite_store: Store) -> None
     ]:
         with pytest.raises(LookupError, match="scope"):
             guarded([route], scopes, refusal)
-    endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1))
+    endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1), ApiConfig.of(settings()))
     unknown = WireProtocol(lambda endpoints: [endpoints.get("/new", lambda request: 1)], refusal, {})
     with pytest.raises(LookupError, match="GET /new has no scope"):
         application(endpoints, unknown)
@@ -118,7 +119,7 @@ def test_route_without_a_scope_is_an_error_at_start(sqlite_store: Store) -> None
 def test_route_without_key_middleware_is_refused(sqlite_store: Store) -> None:
     scopes = {("GET", "/new"): Scope.READ}
     known = WireProtocol(lambda endpoints: [endpoints.get("/new", lambda request: 1)], refusal, scopes)
-    bare = application(Endpoints(LocalFarm(sqlite_store, Signals(""), 1)), known)
+    bare = application(Endpoints(LocalFarm(sqlite_store, Signals(""), 1), ApiConfig.of(settings())), known)
 
     async def ask() -> int:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(bare), base_url="http://api") as client:
