@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farm.settings import settings
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images import runtime
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import drop_privileges, give, sandbox_user

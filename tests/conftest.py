@@ -30,7 +30,7 @@ from tests.services.apptainer import apptainer_program, unpacked_binaries
 from tests.services.farms import home_of_tests
 from tests.services.servers.redis import redis_client, redis_server
 from tests.services.soak import SOAK_MINUTES
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.testing import plugin_path
 
 _ORDER = ("unit", "contract", "integration", "acceptance")

@@ -21,9 +21,9 @@ from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec
 from farm.settings import choose, settings
+from workers.config import SandboxConfig
 from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
 from workers.plugins import registry
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries

@@ -16,13 +16,12 @@ from farm.client.verb_groups import PART_BYTES
 from farm.errors import RolloutError
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message, ModelCall
-from farm.settings import settings
 from farm.task_archive import pack
 from farm.tasks.harbor_instance import HarborInstance
 from workers.attacks.attack import Attack
+from workers.config import own_config
 from workers.handlers.harbor.solutions import run_solution
 from workers.plugins.interfaces import Artefact, ExecResult, OnDelta, Policy, Sandbox, Score
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.stages import stage_functions
 from workers.stages.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
@@ -43,7 +42,7 @@ async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource |
         score, _ = await stage_functions.evaluate(problem, run_result.submission)
     finally:
         if run_result.submission.layer is not None:
-            await asyncio.to_thread(layers.discard, SandboxConfig.of(settings()), run_result.submission.layer.name)
+            await asyncio.to_thread(layers.discard, job.config.sandboxes, run_result.submission.layer.name)
     return score
 
 
@@ -72,7 +71,7 @@ def local_archive(path: Path) -> str:
             archive.seek(number * PART_BYTES)
             return archive.read(PART_BYTES) or None
 
-        fetch_archive(name, part)
+        fetch_archive(own_config().archives_folder, name, part)
     return name
 
 

@@ -30,9 +30,9 @@ from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE, needs_of
 from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text, kept_in
 from workers.cli.local_rollout import ActingPolicy, SolutionPolicy, local_archive, now, repeated, score_job
+from workers.config import SandboxConfig, own_config
 from workers.handlers.harbor.sandbox_specs import verifier_sandbox
 from workers.plugins.interfaces import ExecResult, Score
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.image import image
 from workers.sandboxes.launch_plan import start_build
@@ -199,7 +199,9 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             return result
     except FarmError as error:
         # Messages name the files in their unpacked location.
-        text = str(error).replace(f"{archive_folder(archive)}", str(path)) if archive else str(error)
+        text = str(error)
+        if archive:
+            text = text.replace(str(archive_folder(own_config().archives_folder, archive)), str(path))
         return TaskCheck(name, problem=text)
 
 
@@ -224,7 +226,7 @@ async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
     problem = await asyncio.to_thread(resolve_problem, job)
     source = resolve(problem).source
     assert source is not None
-    folder = archive_folder(job.archive)
+    folder = archive_folder(job.config.archives_folder, job.archive)
     own = [verifier_sandbox(task.instance, step, folder, job.batch.secrets) for step in task.instance.steps or (None,)]
     specs = list({each.model_dump_json(): each for each in (source.spec, *own)}.values())
     return job.archive, await asyncio.to_thread(check_key, problem.job, source.provider.kind, specs)
@@ -329,7 +331,7 @@ async def solve(task: TaskFolder, options: CheckOptions) -> SolutionRun:
     policies: list[SolutionPolicy] = []
 
     def solving(problem: Problem, source: SandboxSource | None) -> SolutionPolicy:
-        folder = archive_folder(job.archive)
+        folder = archive_folder(job.config.archives_folder, job.archive)
         policies.append(SolutionPolicy(job.sandbox_id, source, task.instance, folder, job.batch.secrets))
         return policies[-1]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from farm.settings import settings
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.shortage import watched
 
 _PERIOD_S = 0.1

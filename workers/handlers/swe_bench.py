@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from farm.errors import HandlerError
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
-from farm.settings import settings
 from workers.evaluators.issues.issue import hide_solution, stage
 from workers.evaluators.issues.issue_rows import IssueRow, image_of
 from workers.evaluators.issues.resolution import IssueEvaluator
@@ -39,7 +38,7 @@ class SweBenchHandler(Handler[IssueRow]):
     collect_s: ClassVar[float] = GIT_S + 15.0
 
     def sandbox(self) -> SandboxSpec | None:
-        image = image_of(self.instance, settings().swe_images)
+        image = image_of(self.instance, self.task.config.swe_images)
         return SandboxSpec(image=image, packages=self.instance.packages, workdir=self.instance.tree)
 
     def messages(self) -> list[Message]:
@@ -59,4 +58,4 @@ class SweBenchHandler(Handler[IssueRow]):
         return await difference(sandbox, self.instance.tree, answer)
 
     def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
-        return IssueEvaluator(self.instance.issue())
+        return IssueEvaluator(self.instance.issue(), self.task.config.sandboxes)

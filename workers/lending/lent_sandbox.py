@@ -60,6 +60,7 @@ from farm.records.lending.sandbox_calls import (
     WriteProcessCall,
 )
 from farm.records.request_values import Request
+from workers.config import SandboxConfig
 from workers.lending.lent_process import ProcessTable
 from workers.lending.lent_shell import LentShell
 from workers.plugins import registry
@@ -91,7 +92,10 @@ class LentSandbox:
     `lost_state` is True for a sandbox that another worker held before, with its shells and tools.
     """
 
-    def __init__(self, sandbox: Sandbox, token: str, lease_s: float, lost_state: bool = False) -> None:
+    def __init__(
+        self, config: SandboxConfig, sandbox: Sandbox, token: str, lease_s: float, lost_state: bool = False
+    ) -> None:
+        self._config = config
         self.sandbox = sandbox
         self.lost_state = lost_state
         self.token = token
@@ -189,7 +193,7 @@ class LentSandbox:
         name, what = self.sandbox.sandbox_id, f"the call {type(call).__name__}"
         limit_s = getattr(call, "timeout_s", _STARTS_S) + _SLACK_S
         try:
-            async with healthy_node(name, what, SandboxError) as node, asyncio.timeout(limit_s):
+            async with healthy_node(self._config, name, what, SandboxError) as node, asyncio.timeout(limit_s):
                 return await self._carried_out(call, node)
         except TimeoutError:
             raise SandboxError(f"{name}: {what} did not end within {limit_s:g} s") from None

@@ -24,7 +24,7 @@ from typing import IO, Any
 from farm.errors import FarmError, ImageError
 from farm.records.request import SandboxSpec
 from farm.settings import settings
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 
 _END_S = 30.0
 

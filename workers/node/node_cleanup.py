@@ -18,7 +18,7 @@ from farm.notifications import CANCELLED, Signals
 from farm.settings import Settings
 from farm.store import borrowed_sandboxes, placement
 from farm.store.database import Store
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.image_pruning import prune_by_itself
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_dead_nodes
 from workers.sandboxes.lifecycle.state import SandboxRecord, terminate_all

@@ -42,11 +42,11 @@ from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node
 from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
 from farm.store.database import Store, Work
 from farm.store.nodes import PROCESS_CONNECTIONS
+from workers.config import SandboxConfig
 from workers.node.node_cleanup import CancelledSandboxReaper, SandboxSweeper
 from workers.node.pools import Slots, WorkerForkServer, WorkerPool
 from workers.plugins import registry
 from workers.process.supervision import HAND_BACK_S, forget_notes, noted_without_sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.reaper import sweep_all
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from farm.records.request import BatchSettings, SandboxSpec, TaskTimes
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message, ModelCall
+from workers.config import WorkerConfig, own_config
 from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, FreshSandbox, Sandbox, Score, Submission
 
 I = TypeVar("I", bound=BaseModel)  # noqa: E741
@@ -35,6 +36,8 @@ class TaskContext:
     archive: Path | None = None
     """The unpacked task archive of the instance. The folder is shared by all rollouts of the node: read only."""
     archive_digest: str = ""
+    config: WorkerConfig = field(default_factory=own_config)
+    """The configuration of the node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from farm.settings import Settings
 from farm.store import borrowed_sandboxes
 from farm.store.borrowed_sandboxes import NodeSandboxRow
 from farm.store.database import Store
+from workers.config import SandboxConfig
 from workers.lending.lent_sandbox import LentSandbox
 from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer, bind
 from workers.plugins import registry
@@ -49,6 +50,7 @@ class Lender:
         self._signals = signals
         self._loop = loop
         self._options = options
+        self._config = SandboxConfig.of(options)
         self._held: dict[str, LentSandbox] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -158,7 +160,7 @@ class Lender:
         await asyncio.to_thread(self._signals.ended, name)
 
     async def _serve(self, row: NodeSandboxRow, sandbox: Sandbox) -> None:
-        lent = LentSandbox(sandbox, row.token, row.lease_s, lost_state=bool(row.url))
+        lent = LentSandbox(self._config, sandbox, row.token, row.lease_s, lost_state=bool(row.url))
         name = row.sandbox_id
         try:
             # served first, because its address is useless before that

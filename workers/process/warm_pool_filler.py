@@ -29,9 +29,9 @@ from farm.settings import Settings, settings
 from farm.store import nodes, placement
 from farm.store.database import Store
 from farm.store.placement import UpcomingStart
+from workers.config import SandboxConfig
 from workers.plugins import registry
 from workers.process.worker import Worker, worker
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.launch_plan import STARTS, LaunchPlan, SandboxParts, prepare
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.optional_protocols import StartsAhead, shares_layers, starts_ahead

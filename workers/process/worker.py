@@ -26,6 +26,7 @@ from farm.store.blobs import stored_archives
 from farm.store.database import Store
 from farm.store.nodes import PROCESS_CONNECTIONS
 from farm.store.rollouts import Claim
+from workers.config import WorkerConfig
 from workers.plugins.interfaces import ChatModel, Policy
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
@@ -95,6 +96,7 @@ class Worker:
     def __init__(self, pool: str, options: Settings) -> None:
         self.node = options.node
         self.options = options
+        self.config = WorkerConfig.of(options)
         self.owner = owner_name(options.node, pool, os.getpid())
         # results are kept and written later, however long the database is unavailable
         self.store = Store(
@@ -167,13 +169,15 @@ class Worker:
             rules=request.rules,
             engine=request.engine_for(group_index),
             archive=archive,
+            config=self.config,
         )
 
     def fetch_archive(self, job: StageJob) -> None:
         """Download the archive of a job to this node, if it has one. Blocks."""
         if job.archive:
             ask = partial(stored_archives.part, digest=job.archive)
-            fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
+            folder = job.config.archives_folder
+            fetch_archive(folder, job.archive, lambda number: self.store.read(partial(ask, number=number)))
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
         return AttemptRecorder(self.store, claim, self.options.artefacts_mb)

@@ -16,7 +16,7 @@ from typing import Any
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.trajectory import Completion, Message
-from farm.settings import settings
+from workers.config import own_config
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
@@ -35,7 +35,6 @@ from workers.plugins import registry
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 from workers.proofs.known_environment import RIGHT, WRONG, KnownEnvironment
 from workers.proofs.proof import Known, NotProvable, Proof, best_provider, fresh_of
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.archives import is_unpacked
 from workers.sandboxes.images.environments import is_made
 
@@ -177,7 +176,7 @@ async def _put_project(sandbox: Sandbox) -> None:
 
 
 async def _swe(fetch: bool, known: Known) -> float:
-    if not fetch and not is_made(SandboxConfig.of(settings()), _PACKAGES):
+    if not fetch and not is_made(own_config().sandboxes, _PACKAGES):
         raise NotProvable(f"{_FETCHED} {', '.join(_PACKAGES)}")
     plan = TestPlan(
         command="python -m pytest -q -p no:cacheprovider tests/test_calc.py",
@@ -193,7 +192,7 @@ async def _swe(fetch: bool, known: Known) -> float:
 
 
 async def _swe_bench(fetch: bool, known: Known) -> float:
-    absent = [archive.name for archive in (SWEBENCH, UNIDIFF) if not is_unpacked(SandboxConfig.of(settings()), archive)]
+    absent = [archive.name for archive in (SWEBENCH, UNIDIFF) if not is_unpacked(own_config().sandboxes, archive)]
     if absent and not fetch:
         raise NotProvable(f"{_FETCHED} {', '.join(absent)}")
     issue = Issue(
@@ -210,7 +209,7 @@ async def _swe_bench(fetch: bool, known: Known) -> float:
     )
     word, code = {"right": ("PASSED", 0), "wrong": ("FAILED", 1)}[known]
     log = log_of(f"{START}\n{word} test_calc.py::test_add\nPASSED test_calc.py::test_keep\n", code)
-    graded = await grade(issue, log)
+    graded = await grade(own_config().sandboxes, issue, log)
     if not graded.complete:
         raise EvaluatorError("the swebench library finds no results in a log that has some")
     return float(graded.resolved)
@@ -240,7 +239,7 @@ async def _environment(known: Known) -> float:
 async def _reasoning_gym(fetch: bool, known: Known) -> float:
     program = environment_program("reasoning_gym")
     if not fetch and not is_made(
-        SandboxConfig.of(settings()), program.packages, without_dependencies=program.without_dependencies
+        own_config().sandboxes, program.packages, without_dependencies=program.without_dependencies
     ):
         raise NotProvable(f"{_FETCHED} {program.packages[0]}")
     return await _episode_reward(

@@ -47,6 +47,7 @@ from farm.store.database import Store
 from farm.store.placement import StageMessage
 from farm.store.reports.stage_ends import AttemptStage, stage_ends
 from farm.store.rollouts import Claim, RunSummary
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Submission
 from workers.plugins.plugin_faults import described, is_exhausted, plugin_call
 from workers.process.lease_renewal import ClaimedWork, StopReason
@@ -54,7 +55,6 @@ from workers.process.supervision import note_without_sandbox
 from workers.process.watchdog import Hang
 from workers.process.worker import Worker, worker
 from workers.queue.app import app, shutdown_requested
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.stages import stage_functions
 from workers.stages.redaction import in_use

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from farm.errors import ImageError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, alias_of
 from workers.sandboxes.images.image_cache import entries, entry_of

@@ -22,7 +22,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.sandbox_user import sandbox_user
 
 LINK = "cgroup"

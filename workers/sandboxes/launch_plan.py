@@ -14,10 +14,10 @@ from typing import Literal
 from farm.errors import SandboxError
 from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxSpec
+from workers.config import SandboxConfig
 from workers.sandboxes import cgroups
 from workers.sandboxes.agent_programs.brought_programs import brought
 from workers.sandboxes.build_sandbox import BuildSandbox, build_spec
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig

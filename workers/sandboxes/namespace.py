@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from farm.errors import SandboxError
+from workers.config import SandboxConfig
 from workers.sandboxes import cgroups
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.isolation.fork_requests import program_of
 from workers.sandboxes.provider import NodeSandboxProvider
 from workers.sandboxes.sandbox_user import give, sandbox_user

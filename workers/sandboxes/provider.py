@@ -16,9 +16,9 @@ from farm.errors import SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
 from farm.settings import settings
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.absent_images import absent_image
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import MAKE_S, digest
 from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare, settled
 from workers.sandboxes.lifecycle import layers, left_layers

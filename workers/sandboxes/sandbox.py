@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import ExecResult, Kernel
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.layered_image import OF_USERS, image_user
 from workers.sandboxes.isolation.owners.file_owners import has_owners

@@ -27,7 +27,7 @@ from functools import cache, partial
 from operator import sub
 from pathlib import Path
 
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.isolation.layer_size import size_of_few, usage_and_closed
 from workers.sandboxes.isolation.memfd import held, own_mounts
 from workers.sandboxes.resource_exhaustion import REMEDIES

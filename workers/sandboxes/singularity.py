@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
+from workers.config import SandboxConfig
 from workers.sandboxes import cgroups
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.runtime import APPTAINER_REMEDY, exec_command, exposure, program
 from workers.sandboxes.isolation.monitor import MASKED
 from workers.sandboxes.lifecycle.start import SOCKETS

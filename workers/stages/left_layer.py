@@ -14,10 +14,8 @@ from farm.errors import EvaluatorError, HandlerError, LayerMissing
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
-from farm.settings import settings
 from workers.plugins.handler import NothingLeft, RestoredFiles
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.lifecycle import layers, left_layers
 from workers.sandboxes.optional_protocols import CopiesLayers, KeepsLayers, keeps_layers
@@ -64,7 +62,7 @@ async def keep_layer(
     with off_clock(left_layers.PACK_S):
         await keeper.stop_keeping(sandbox, name)
         found = await _restore(job, source, name, restored)
-        packed = await asyncio.to_thread(left_layers.packed, SandboxConfig.of(settings()), name, store.max_bytes)
+        packed = await asyncio.to_thread(left_layers.packed, job.config.sandboxes, name, store.max_bytes)
         if packed is not None:
             await store.save(*packed)
     if packed is None:
@@ -110,7 +108,7 @@ async def copied_layer(
         found = await _restore(job, source, name, restored)
         yield KeptLayer(name=name, attempt=job.attempt, stored=False, **found)
     finally:
-        await asyncio.to_thread(layers.discard, SandboxConfig.of(settings()), name)
+        await asyncio.to_thread(layers.discard, job.config.sandboxes, name)
 
 
 async def open_layer(
@@ -130,7 +128,7 @@ async def open_layer(
             f"{job.rollout_id}: the policy's files need the image, packages and archives of its own sandbox; the "
             "evaluator asked for others"
         )
-    keeper, config = _keeper(job, source), SandboxConfig.of(settings())
+    keeper, config = _keeper(job, source), job.config.sandboxes
     if not layers.exists(config, layer.name):
         if not layer.stored:
             raise LayerMissing(

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from farm.errors import EngineError, RolloutError, StaleRollout
-from farm.settings import settings
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.shortage import ShortageWindow, exhausted, watched
 
@@ -56,12 +55,14 @@ class NodeHealth:
 
 
 @asynccontextmanager
-async def healthy_node(rollout_id: str, what: str, error_type: type[RolloutError]) -> AsyncIterator[NodeHealth]:
+async def healthy_node(
+    config: SandboxConfig, rollout_id: str, what: str, error_type: type[RolloutError]
+) -> AsyncIterator[NodeHealth]:
     """Raise `error_type` in place of the block's result or error if the node ran short meanwhile.
 
     Engine errors and errors of changed weights propagate unchanged, as they are no results.
     """
-    with watched(SandboxConfig.of(settings())) as window, window.as_current():
+    with watched(config) as window, window.as_current():
         node_health = NodeHealth(window)
         try:
             yield node_health

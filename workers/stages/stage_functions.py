@@ -125,7 +125,7 @@ async def run(
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
-        async with healthy_node(job.rollout_id, "the run", SandboxError) as node_health:
+        async with healthy_node(job.config.sandboxes, job.rollout_id, "the run", SandboxError) as node_health:
             node_health.use_policy_sandbox(sandbox)
             try:
                 run_result = await _run_in(resolved, sandbox, node_health, policy, record, keep, models)
@@ -283,7 +283,7 @@ async def _score_running(
     with off_clock(within_s):
         async with (
             boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
-            healthy_node(job.rollout_id, "scoring", EvaluatorError) as node_health,
+            healthy_node(job.config.sandboxes, job.rollout_id, "scoring", EvaluatorError) as node_health,
         ):
             evaluator = problem.evaluator(models)
             if not follows(evaluator, RunningEvaluator):
@@ -313,7 +313,7 @@ async def evaluate(
     job = problem.job
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         evaluator = problem.evaluator(models)
-        async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as node_health:
+        async with healthy_node(job.config.sandboxes, job.rollout_id, "scoring", EvaluatorError) as node_health:
             fresh = fresh_sandboxes(problem, node_health, submission, layer_store)
             try:
                 score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)

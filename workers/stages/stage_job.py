@@ -14,6 +14,7 @@ from farm.ids import sandbox_id
 from farm.records.request import BatchSettings, Limits, SandboxSpec, roles_missing
 from farm.records.rollout import Stage
 from farm.records.task_needs import TaskNeeds, unsupported
+from workers.config import WorkerConfig, own_config
 from workers.plugins import plugin_values, registry
 from workers.plugins.handler import Handler, TaskContext
 from workers.plugins.interfaces import Agent, ChatModel, Evaluator, SandboxProvider
@@ -46,6 +47,7 @@ class StageJob:
     """The batch's dedicated engine; None for the farm's engines."""
     archive: str = ""
     """The digest of the instance's task archive; empty if it has none."""
+    config: WorkerConfig = field(default_factory=own_config)
 
     @property
     def limits(self) -> Limits:
@@ -137,8 +139,8 @@ def _problem(job: StageJob) -> Problem:
         raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
     limits = job.limits.with_task_times(handler.task_times())
     job = replace(job, batch=job.batch.model_copy(update={"limits": limits}))
-    folder = archive_folder(job.archive) if job.archive else None
-    return Problem(job, kind(instance, TaskContext(job.batch, folder, job.archive)))
+    folder = archive_folder(job.config.archives_folder, job.archive) if job.archive else None
+    return Problem(job, kind(instance, TaskContext(job.batch, folder, job.archive, job.config)))
 
 
 def resolve(problem: Problem) -> ResolvedJob:

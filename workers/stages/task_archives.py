@@ -1,6 +1,6 @@
 """Task archives of this node: unpacked once per digest, shared by all rollouts whose instances name them.
 
-They are in the node's scratch folder, `archives/DIGEST/files`, and appear atomically. They keep the packed file modes,
+They are in `DIGEST/files` of one `parent` folder, and appear atomically. They keep the packed file modes,
 whatever the umask, as these become the modes of files in images and sandboxes.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.errors import HandlerError, InvalidRequest
-from farm.settings import settings
 from farm.task_archive import PartStream, unpack
 from workers.sandboxes.images.shared_lock import exclusive
 from workers.stage_clock import off_clock
@@ -26,13 +25,9 @@ _FETCH_S = 3600.0
 _FILES, _NEW, _LOCKS = "files", ".new", ".locks"
 
 
-def folder_of_archives() -> Path:
-    return settings().scratch.absolute() / "archives"
-
-
-def archive_folder(digest: str) -> Path:
+def archive_folder(parent: Path, digest: str) -> Path:
     """Return the folder of an unpacked archive and mark it as used. Raises HandlerError if it is not on this node."""
-    place = folder_of_archives() / digest
+    place = parent / digest
     try:
         os.utime(place)
     except FileNotFoundError:
@@ -40,21 +35,20 @@ def archive_folder(digest: str) -> Path:
     return place / _FILES
 
 
-def fetch_archive(digest: str, part: Callable[[int], bytes | None]) -> Path:
+def fetch_archive(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> Path:
     """Fetch an archive to this node unless it is there; one process does, the others wait. Return its folder. Blocks.
 
     `part` returns the stored bytes by part number. Not charged to the stage. Raises HandlerError if the store no longer
     has it, or it is corrupt.
     """
-    parent = folder_of_archives()
     with suppress(HandlerError):
-        return archive_folder(digest)
+        return archive_folder(parent, digest)
     with off_clock(_FETCH_S), exclusive(parent / _LOCKS / digest):
         with suppress(HandlerError):
-            return archive_folder(digest)
+            return archive_folder(parent, digest)
         sweep_archives(parent, IDLE_S)
         _bring(parent, digest, part)
-    return archive_folder(digest)
+    return archive_folder(parent, digest)
 
 
 def _bring(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> None:

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from farm.errors import SandboxError, ToolError
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
+from workers.config import SandboxConfig
 from workers.conformance.outside import processes_with
 from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, Shell
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag

@@ -25,6 +25,7 @@ from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import farm_folder, until
+from workers.config import own_config
 from workers.plugins.interfaces import Artefact, Completion
 from workers.sandboxes import shortage
 from workers.sandboxes.diagnosis import broken_from_within
@@ -214,7 +215,7 @@ def test_full_disk_is_ignored_when_the_rollout_does_not_use_it() -> None:
 )
 def test_call_that_lacks_resources_is_charged_to_the_node(error: Exception, becomes: type[Exception]) -> None:
     async def scored(given: Exception) -> None:
-        async with healthy_node("r1", "scoring", EvaluatorError):
+        async with healthy_node(own_config().sandboxes, "r1", "scoring", EvaluatorError):
             raise given
 
     with pytest.raises(becomes):

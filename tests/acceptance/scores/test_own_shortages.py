@@ -30,6 +30,7 @@ from tests.integration.tasks.conftest import place as place
 from tests.integration.tasks.harbor_hacks import SHELL_TEST, WORK, write_task
 from tests.services.farms import farm_folder, until
 from workers.cli.task_checks import CheckOptions, solve
+from workers.config import own_config
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.form_rules import HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator
@@ -97,7 +98,7 @@ def small_scratch(options: str) -> Iterator[Path]:
 
 async def scored(evaluator: Evaluator, files: dict[str, str], kind: str, spec: SandboxSpec, timeout_s: float) -> float:
     """Score it as the stage does."""
-    async with healthy_node("r1", "scoring", EvaluatorError) as ground:
+    async with healthy_node(own_config().sandboxes, "r1", "scoring", EvaluatorError) as ground:
 
         @asynccontextmanager
         async def fresh(*_: object, **__: object) -> AsyncIterator[Sandbox]:
@@ -238,6 +239,7 @@ from dataclasses import replace
 from tests.acceptance.scores.test_own_shortages import RIGHT, SUM, SandboxLimits, SandboxSpec, scored
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from farm.settings import settings
+from workers.config import own_config
 from workers.sandboxes.shortage import n_kills
 spec = SandboxSpec(limits=SandboxLimits(memory_mb=8192))
 for program in (RIGHT, sys.argv[1]):

@@ -26,8 +26,8 @@ from tests.services.images import root_folder
 from tests.services.servers.registry import registry
 from tests.services.soak import ONLY
 from workers.cli.images import main as images_main
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import use_mark
 from workers.sandboxes.images.environments import interpreter_for
 from workers.sandboxes.images.image import image

@@ -32,6 +32,7 @@ from farm.records.request_values import Request
 from testkit.deadline import LONG_S
 from tests.contract.sandboxes.sandbox_kinds import own_seconds, processes_with
 from tests.services.farms import until
+from workers.config import own_config
 from workers.lending import lent_process
 from workers.lending.lent_process import MAX_KEPT
 from workers.lending.lent_sandbox import LentSandbox
@@ -45,7 +46,7 @@ class Lent:
     """A borrowed sandbox, as served by its worker."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self.lent = LentSandbox(sandbox, "token", 600)
+        self.lent = LentSandbox(own_config().sandboxes, sandbox, "token", 600)
 
     async def call(self, call: Request) -> Any:
         return await self.lent.answer(call, "")

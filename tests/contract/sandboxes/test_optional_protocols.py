@@ -14,9 +14,9 @@ from farm.settings import settings
 from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.services.farms import until
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.process.warm_pool_filler import WarmPoolDemand, WarmPoolFiller
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.launch_plan import LaunchPlan, attach, prepare
 from workers.sandboxes.lifecycle import layers, warm_pool

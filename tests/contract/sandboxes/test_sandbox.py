@@ -18,11 +18,11 @@ from testkit.scratch_folder import sandbox_config
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import mounts_with, own_seconds, processes_with, python
 from tests.services.farms import until
+from workers.config import SandboxConfig
 from workers.conformance.bench import PROMISES, SURFACE, PromiseBench, chosen
 from workers.conformance.outside import left_of
 from workers.conformance.trial import NotPermitted, NotTried, Promise
 from workers.plugins.interfaces import Sandbox, SandboxProvider
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.image import image
 from workers.sandboxes.lifecycle.reaper import sweep
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder

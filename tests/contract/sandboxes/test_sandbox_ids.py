@@ -17,8 +17,8 @@ from farm.settings import settings
 from testkit.scratch_folder import sandbox_config
 from tests.contract.conftest import Run, Start
 from tests.contract.sandboxes.sandbox_kinds import SANDBOX_IDS
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.lifecycle.user_ids import own_id
 from workers.sandboxes.sandbox_user import sandbox_user

@@ -15,8 +15,8 @@ import pytest
 from farm.errors import ImageError
 from tests.services.images import ENTRYPOINT, docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.building.builder import workplace
 from workers.sandboxes.images.building.oci_layouts import LAYOUT, shared_blobs
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck

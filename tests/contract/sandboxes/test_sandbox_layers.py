@@ -14,8 +14,8 @@ from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
 from testkit.scratch_folder import sandbox_config
 from tests.services.farms import until
+from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.lifecycle.state import folder

@@ -19,10 +19,10 @@ from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
 from tests.contract.sandboxes.warm_pool_providers import StockedNamespace, StockedSingularity
 from tests.services.farms import until
+from workers.config import SandboxConfig
 from workers.conformance.bench import PromiseBench, chosen
 from workers.conformance.trial import NotTried, Promise
 from workers.process.warm_pool_filler import WarmPoolDemand, WarmPoolFiller
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import warm_pool
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_all

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from farm.records.request import SandboxSpec
 from tests.integration.scores.swe_project import SPEC, Project
+from workers.config import own_config
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.evaluators.issues.resolution import IssueEvaluator
 from workers.evaluators.patches import patch_files
@@ -87,4 +88,5 @@ class SharedSandboxes:
 
 
 async def score(row: IssueRow, patch: bytes, fresh: FreshSandbox, timeout_s: float = 200.0) -> Score:
-    return await IssueEvaluator(row.issue()).evaluate(Submission(files=patch_files(patch)), fresh, timeout_s)
+    evaluator = IssueEvaluator(row.issue(), own_config().sandboxes)
+    return await evaluator.evaluate(Submission(files=patch_files(patch)), fresh, timeout_s)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from farm.errors import EvaluatorError
 from tests.conftest import absent
+from workers.config import own_config
 from workers.evaluators.issues.library import library_folders
 
 _OWN_TESTS = """
@@ -28,7 +29,7 @@ sys.exit(pytest.main([*options, *{tests}]))
 
 def test_library_passes_its_own_tests() -> None:
     try:
-        folders = asyncio.run(library_folders())
+        folders = asyncio.run(library_folders(own_config().sandboxes))
     except EvaluatorError as error:
         absent(str(error))
     own = Path(folders[0], "tests")

@@ -18,9 +18,8 @@ from typing import Any
 
 from farm.errors import EvaluatorError, SandboxError
 from farm.records.request import Archive
-from farm.settings import settings
+from workers.config import SandboxConfig
 from workers.evaluators.issues.issue import Issue
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.archives import layer
 
 SWEBENCH = Archive(
@@ -61,9 +60,9 @@ class GradedLog:
     refused: str = ""
 
 
-async def grade(issue: Issue, log: str) -> GradedLog:
+async def grade(config: SandboxConfig, issue: Issue, log: str) -> GradedLog:
     """Grade a log. Raises EvaluatorError, not retryable if the library lacks the row's parser."""
-    folders = await library_folders()
+    folders = await library_folders(config)
     wanted = ("instance_id", "repo", "version", "log_parser", "eval_type", "fail_to_pass", "pass_to_pass")
     fields = asdict(issue)
     job = {"folders": folders, "issue": {name: fields[name] for name in wanted}, "log": log, "cpu_s": _CPU_S}
@@ -94,10 +93,9 @@ async def grade(issue: Issue, log: str) -> GradedLog:
     )
 
 
-async def library_folders() -> list[str]:
+async def library_folders(config: SandboxConfig) -> list[str]:
     """Return the folders from which its modules are imported, fetched if necessary. Raises EvaluatorError."""
     try:
-        config = SandboxConfig.of(settings())
         layers = [await asyncio.to_thread(layer, config, archive) for archive in (SWEBENCH, UNIDIFF)]
     except SandboxError as error:
         raise EvaluatorError(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, HandlerError, ToolError
+from workers.config import SandboxConfig
 from workers.evaluators.issues.confirmation import confirm
 from workers.evaluators.issues.issue import Issue, cut, git, log_of, stage
 from workers.evaluators.issues.kept_changes import KeptChanges, kept_changes, paths_of_patch
@@ -58,8 +59,9 @@ class IssueEvaluator:
 
     name: ClassVar[str] = "swe-bench"
 
-    def __init__(self, issue: Issue) -> None:
+    def __init__(self, issue: Issue, config: SandboxConfig) -> None:
         self._issue = issue
+        self._config = config
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Score a patch; an empty or rejected one scores 0.0 without a run, and so do tests that time out.
@@ -158,7 +160,7 @@ class IssueEvaluator:
             return Trial(Resolution(Score(0.0, {"reason": reason})), end, stands=True)
         whole = len(result.stdout) < _MAX_LOG_BYTES
         log = log_of(result.stdout.decode("utf-8", "replace"), result.code if whole else None)
-        graded = await grade(self._issue, log)
+        graded = await grade(self._config, self._issue, log)
         score = self._score(graded)
         if not graded.complete and graded.infra_failure and not end.limit:
             end = ProcessEnd(None, gone=f"the log shows a fault: {graded.infra_failure}", conditions=conditions)

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from farm.errors import EvaluatorError, HandlerError, InvalidRequest, SandboxError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.variable_expansion import expanded
-from farm.settings import settings
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.ignored_files import IgnoredFiles
+from workers.config import SandboxConfig
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
@@ -25,7 +25,6 @@ from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbo
 from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
 from workers.plugins.handler import TaskContext
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.image import fallback_note
 from workers.stage_clock import off_clock
 
@@ -148,7 +147,8 @@ class HarborEvaluator:
             more_s += self._task.batch.limits.init_s + tests.timeout_s + solution_s(instance, step)
         with off_clock(more_s):
             verdict = await settle(trial, control, f"{what}: its tests")
-        notes = await asyncio.to_thread(_image_notes, [agent_sandbox(instance, archive, None), spec])
+        specs = [agent_sandbox(instance, archive, None), spec]
+        notes = await asyncio.to_thread(_image_notes, self._task.config.sandboxes, specs)
         return replace(verdict, details={**verdict.details, "image": notes}) if notes else verdict
 
     def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:
@@ -173,9 +173,8 @@ async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | N
         raise EvaluatorError(str(error)) from error
 
 
-def _image_notes(specs: Sequence[SandboxSpec]) -> str:
+def _image_notes(config: SandboxConfig, specs: Sequence[SandboxSpec]) -> str:
     """Return which images were built on this node because they could not be pulled; empty if none. Blocks."""
-    config = SandboxConfig.of(settings())
     notes = [fallback_note(config, spec.image, spec.fallback_image) for spec in specs if spec.fallback_image]
     return "; ".join(dict.fromkeys(note for note in notes if note))
 

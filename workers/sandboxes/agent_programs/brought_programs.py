@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import AgentMissing, ImageError, SandboxError
 from farm.records.sandbox_spec import AgentProgram
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.archives import BadArchive, extract
 from workers.sandboxes.images.content_store import digest, failing_alike, fingerprint, made_once, open_to_all, used
 from workers.sandboxes.images.environments import INSTALL_S, environment, run_installer

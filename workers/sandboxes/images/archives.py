@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from farm.errors import SandboxError
 from farm.records.request import Archive
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, made_once, used
 from workers.sandboxes.resource_exhaustion import shortage
 from workers.sandboxes.sandbox_user import give, sandbox_user

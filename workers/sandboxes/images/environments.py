@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, failing_alike, fingerprint, is_complete, made_in_place, used
 from workers.sandboxes.images.image import Image
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import ImageError, SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.oci_layouts import read_config, read_variables
 from workers.sandboxes.images.content_store import digest, fingerprint, write
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource

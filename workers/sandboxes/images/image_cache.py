@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from farm.errors import ImageError, SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S
 from workers.sandboxes.images.content_store import PARTS, digest, made_once, use_mark, write
 from workers.sandboxes.images.shared_lock import if_free, shared

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.content_store import PARTS, remove_unfinished, use_mark
 from workers.sandboxes.images.image import CACHED, aliases
 from workers.sandboxes.images.image_cache import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from farm.errors import ImageError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images import definitions
 from workers.sandboxes.images.archives import BROKEN, BadArchive, extract, first_line
 from workers.sandboxes.images.building.builder import LinkInTheWay, build, copy_tree, lend, move_tree, owner, workplace

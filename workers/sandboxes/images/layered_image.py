@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, fingerprint
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.image_cache import LAYERS, ROOT, cached

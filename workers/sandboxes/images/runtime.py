@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.content_store import digest, made_once
 from workers.sandboxes.isolation.fork_requests import program_of
 from workers.sandboxes.sandbox_user import sandbox_user

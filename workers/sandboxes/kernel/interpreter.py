@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.kernel import cell_protocol
 from workers.sandboxes.kernel.python_runtime import BOOTSTRAP, kernel_folder
 from workers.sandboxes.kernel.zygote_pool import Zygote, ZygoteKind, zygote_pool

@@ -17,7 +17,7 @@ from typing import Any
 import zstandard
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.remove_tree import remove

@@ -14,8 +14,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.ids import owner_of_sandbox
+from workers.config import SandboxConfig
 from workers.sandboxes import cgroups
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.lifecycle.state import (
     STOP_S,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.isolation.id_mapping import MAPPED
 from workers.sandboxes.lifecycle.state import SandboxRecord, starter
 from workers.sandboxes.processes.fork_client import fork_client

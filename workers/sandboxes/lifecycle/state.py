@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 
 from farm.errors import SandboxError
+from workers.config import SandboxConfig
 from workers.sandboxes import cgroups
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.isolation.monitor import END
 from workers.sandboxes.remove_tree import remove
 

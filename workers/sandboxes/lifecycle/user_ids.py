@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.sandbox_user import sandbox_user
 

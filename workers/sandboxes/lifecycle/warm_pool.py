@@ -19,7 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.records.request import SandboxSpec
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.lifecycle.state import SandboxRecord, terminate_in
 
 _STARTING, _READY, _GONE = ".starting", ".ready", ".gone"

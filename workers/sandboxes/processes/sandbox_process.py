@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from farm.errors import SandboxError, ToolError
 from farm.records.request import SandboxLimits
+from workers.config import SandboxConfig
 from workers.sandboxes import cgroups
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.resource_exhaustion import reason
 

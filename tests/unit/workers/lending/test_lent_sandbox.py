@@ -8,6 +8,7 @@ import pytest
 
 from farm.errors import NotFound, SandboxError
 from farm.records.lending.sandbox_calls import CloseShellCall, OpenShellCall
+from workers.config import own_config
 from workers.lending.lent_sandbox import LentSandbox
 from workers.plugins.interfaces import ShellResult
 from workers.testing.fakes import FakeSandbox
@@ -66,7 +67,7 @@ def test_shell_whose_first_command_fails_is_closed_and_its_name_is_free() -> Non
     sandbox = DyingShells()
 
     async def opened_twice() -> None:
-        lent = LentSandbox(sandbox, "token", 600)
+        lent = LentSandbox(own_config().sandboxes, sandbox, "token", 600)
         for _ in range(2):
             with pytest.raises(SandboxError, match="the shell died"):
                 await lent.answer(OpenShellCall(session="one"), "")
@@ -80,7 +81,7 @@ def test_shell_whose_first_command_fails_is_closed_and_its_name_is_free() -> Non
 def test_shell_that_is_closed_while_it_opens_is_not_left_behind() -> None:
     async def closed_early() -> int:
         sandbox = SlowShells()
-        lent = LentSandbox(sandbox, "token", 600)
+        lent = LentSandbox(own_config().sandboxes, sandbox, "token", 600)
         opening = asyncio.create_task(lent.answer(OpenShellCall(session="one"), ""))
         await sandbox.begun.wait()
         await lent.answer(CloseShellCall(session="one"), "")

@@ -16,6 +16,7 @@ from farm.settings import settings
 from farm.store import borrowed_sandboxes
 from farm.store.borrowed_sandboxes import NodeSandboxRow
 from farm.store.database import Store
+from workers.config import own_config
 from workers.lending.lent_sandbox import LentSandbox
 from workers.process.lender import Lender
 from workers.process.loop import Loop
@@ -48,7 +49,7 @@ def lender(sqlite_store: Store) -> Iterator[Lender]:
 
 
 def lent(sandbox: CountedSandbox) -> LentSandbox:
-    return LentSandbox(sandbox, "t", 600.0)  # type: ignore[arg-type]
+    return LentSandbox(own_config().sandboxes, sandbox, "t", 600.0)  # type: ignore[arg-type]
 
 
 def test_renewal_that_the_store_refused_is_still_due(

@@ -12,9 +12,9 @@ from farm.settings import settings
 from testkit.deadline import LONG_S
 from testkit.scratch_folder import sandbox_config
 from tests.services.servers.registry import registry
+from workers.config import SandboxConfig
 from workers.sandboxes import absent_images
 from workers.sandboxes.absent_images import absent_image
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.image import set_alias
 
 UNKNOWN = f"x@sha256:{'0' * 64}"

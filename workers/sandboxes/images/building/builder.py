@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farm.errors import ImageError, SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.runtime import client, own_folder, program, wrapper
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import give, sandbox_user

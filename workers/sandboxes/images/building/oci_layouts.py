@@ -30,7 +30,7 @@ from typing import IO, Any
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_pascal
 
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.builder import environment, runtime_words
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 from workers.sandboxes.images.runtime import own_folder

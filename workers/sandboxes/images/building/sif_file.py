@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farm.errors import ImageError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.builder import environment
 from workers.sandboxes.images.runtime import wrapper
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from farm.errors import ImageError, ToolError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
 from workers.sandboxes.images.dockerfile.context import copy_files
 from workers.sandboxes.images.dockerfile.copying import OpenStage, copy_into

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from farm.errors import ImageError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S
 from workers.sandboxes.images.dockerfile.context import (
     ContextFile,

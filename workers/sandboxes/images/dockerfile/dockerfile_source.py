@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from farm.errors import ImageError, SandboxError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing, owner
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.build import build_layers

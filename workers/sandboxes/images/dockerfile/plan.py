@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from farm.errors import ImageError
-from workers.sandboxes.config import SandboxConfig
+from workers.config import SandboxConfig
 from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded, triggered
 from workers.sandboxes.images.dockerfile.context import (
     BuildContext,

@@ -9,6 +9,7 @@ import pytest
 
 from farm.errors import EvaluatorError
 from tests.conftest import absent
+from workers.config import own_config
 from workers.evaluators.issues.issue import START, Issue, log_of
 from workers.evaluators.issues.library import GradedLog, grade, library_folders
 from workers.evaluators.issues.resolution import whole_map
@@ -31,14 +32,14 @@ PASSED = "PASSED t.py::test_a\nPASSED t.py::test_b\n"
 @pytest.fixture(scope="module")
 def folders() -> list[str]:
     try:
-        folders = asyncio.run(library_folders())
+        folders = asyncio.run(library_folders(own_config().sandboxes))
     except EvaluatorError as error:
         absent(str(error))
     return folders
 
 
 def graded(issue: Issue, output: str, code: int | None) -> GradedLog:
-    return asyncio.run(grade(issue, log_of(f"{START}\n{output}", code)))
+    return asyncio.run(grade(own_config().sandboxes, issue, log_of(f"{START}\n{output}", code)))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from farm.errors import SandboxError
 from farm.records.sandbox_spec import AgentProgram
 from farm.settings import Settings, settings
 from testkit.scratch_folder import sandbox_config
+from workers.config import SandboxConfig
 from workers.node.node_cleanup import CacheKeeper
 from workers.sandboxes.agent_programs.brought_programs import brought
-from workers.sandboxes.config import SandboxConfig
 from workers.sandboxes.images.content_store import use_mark
 from workers.sandboxes.images.image import set_alias
 from workers.sandboxes.images.image_cache import cached_parts, held

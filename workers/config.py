@@ -1,4 +1,7 @@
-"""The configuration of the sandboxes on a node: all of this package gets it, or values of it, from its callers."""
+"""The configuration of the workers and of the sandboxes on a node.
+
+Stages and handlers get it with their job; `workers/sandboxes` gets it, or values of it, from its callers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from farm.settings import settings
 
 if TYPE_CHECKING:
     from farm.settings import Settings
@@ -83,3 +88,25 @@ class SandboxConfig:
     def digests_folder(self) -> Path:
         """The folder of the remembered digests, one small file each."""
         return self.cache / "digests"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """The settings of `farm.settings` that stages and handlers depend on."""
+
+    sandboxes: SandboxConfig
+    swe_images: Mapping[str, str] = field(hash=False)
+
+    @classmethod
+    def of(cls, settings: Settings) -> WorkerConfig:
+        return cls(SandboxConfig.of(settings), settings.swe_images)
+
+    @property
+    def archives_folder(self) -> Path:
+        """The folder that has one folder for each unpacked task archive."""
+        return self.sandboxes.scratch / "archives"
+
+
+def own_config() -> WorkerConfig:
+    """Return the configuration by the settings of this process."""
+    return WorkerConfig.of(settings())
