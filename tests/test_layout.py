@@ -30,6 +30,29 @@ def test_isolation_imports_only_the_standard_library() -> None:
     assert foreign == [], "it runs as `python -I -S`, without installed packages"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "allowed"),
+    [
+        ("workers/evaluators/issues/library_program.py", ()),
+        ("workers/policy/gateway/relay.py", ()),
+        ("workers/conformance/programs/*.py", ()),
+        ("workers/proofs/known_environment.py", ("workers.environments.environment",)),
+        ("workers/environments/environment_server.py", ("workers.environments.",)),
+        ("workers/environments/adapters/*.py", ("workers.environments.",)),
+    ],
+)
+def test_modules_sent_into_sandboxes_import_only_modules_sent_with_them(pattern: str, allowed: tuple[str, ...]) -> None:
+    paths = sorted(ROOT.glob(pattern))
+    foreign = [
+        f"{path.name}: {name}"
+        for path in paths
+        for name in _imported(ast.parse(path.read_text()))
+        if name.startswith(("farm.", "workers.")) and not name.startswith(allowed or "-")
+    ]
+    assert paths, pattern
+    assert foreign == [], "a sandbox has no other modules of the farm"
+
+
 def test_tests_benchmarks_and_testkit_do_not_import_each_other() -> None:
     apart = {"tests": {"benchmarks"}, "benchmarks": {"tests"}, "testkit": {"tests", "benchmarks"}}
     found = [
