@@ -41,7 +41,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    ROOT / "docker" / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(
+        page
+        for folder in ("docker", "deploy", "examples", "farm", "tests")
+        for page in (ROOT / folder).rglob("README.md")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = "farm|workers|tests|testkit|examples|alembic|docker|benchmarks|docs"
@@ -168,6 +173,12 @@ def test_lines_are_short(page: Path) -> None:
     text = re.sub(r"(?s)(?<=<!-- generated).*?(?=<!-- end)", "", page.read_text())
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "{", "!["))]
     assert [line for line in lines if len(line) > MAX_LINE] == []
+
+
+@every_page
+def test_tables_have_a_head(page: Path) -> None:
+    tables = re.findall(r"(?m)(?<!\|\n)^ *\|.*\n(.*\n)", prose(page))
+    assert [line for line in tables if not re.fullmatch(r" *\|[-:| ]+\|\n", line)] == []
 
 
 def test_readme_is_short() -> None:
