@@ -69,7 +69,7 @@ async def collected(collect: Collect, sandbox: Sandbox | None, answer: str | Non
                 pass
         if conditions.late_s > _LATE_SHARE * limit_s:
             raise TimeoutError(f"{late}, while the machine stalled for {conditions.late_s:.1f} s")
-    log.warning("Sandbox %s was made slow by its policy: collecting %s, twice", sandbox.sandbox_id, late)
+    log.warning("Submission not collected: sandbox %s is slowed by its policy: %s, twice", sandbox.sandbox_id, late)
     return Submission(answer=answer)
 
 

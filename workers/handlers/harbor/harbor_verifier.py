@@ -135,7 +135,7 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
         rewards = rewards_of(contents)
     except EvaluatorError as error:
         raise Unrewarded(
-            f"{what}: {error}; its tests ended with {result.code} and said: {_output_of(result)}"
+            f"{what}: {error}; its tests ended with code {result.code} and the output: {_output_of(result)}"
         ) from None
     return VerifiedRewards(rewards, {**details, "verifier_s": round(time.monotonic() - started, 3)})
 
