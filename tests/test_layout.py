@@ -53,6 +53,20 @@ def test_modules_sent_into_sandboxes_import_only_modules_sent_with_them(pattern:
     assert foreign == [], "a sandbox has no other modules of the farm"
 
 
+def test_programs_for_other_environments_do_not_import_pytest() -> None:
+    todo = [ROOT / "tests/vllm/learner_checks.py", ROOT / "tests/unit/farm/adapters/ended_rollout.py"]
+    todo += [path for name in ("trainers", "protocols") for path in (ROOT / "tests" / name / "programs").glob("*.py")]
+    seen: set[Path] = set()
+    while todo:
+        path = todo.pop()
+        if path not in seen and path.is_file():
+            seen.add(path)
+            names = [*_imported(ast.parse(path.read_text()))]
+            assert "pytest" not in names, f"{path} runs in environments without pytest"
+            todo += [ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith(("tests.", "testkit."))]
+    assert len(seen) > 10
+
+
 def test_tests_benchmarks_and_testkit_do_not_import_each_other() -> None:
     apart = {"tests": {"benchmarks"}, "benchmarks": {"tests"}, "testkit": {"tests", "benchmarks"}}
     found = [

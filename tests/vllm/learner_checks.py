@@ -19,7 +19,7 @@ from examples.training.file_chains import FileChain
 from examples.training.grpo import Learner, grpo_loss, log_probabilities
 from farm.adapters.arrays import arrays
 from farm.records.rollout import Group
-from tests.unit.farm.adapters.test_arrays import rollout
+from tests.unit.farm.adapters.ended_rollout import rollout
 
 CHAIN = FileChain({"a": "b", "b": "c", "c": "d"}, "a", 2, "c")
 
