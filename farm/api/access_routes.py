@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-from starlette.routing import Route
-
-from farm.api.endpoints import Endpoints, ListPage, list_page, page_after
-from farm.api.openapi import Described, EndpointDescription
-from farm.api.schemas import AfterQuery, ApiRequest, LogQuery, OneKey
+from farm.api.endpoints import EndpointTable, ListPage, list_page, page_after
+from farm.api.schemas import AfterQuery, LogQuery, OneKey
 from farm.callers import ApiKey, LoggedOrder, Scope
+from farm.client.local import LocalFarm
 from farm.client.remote import MadeKey
 from farm.client.verb_groups import LogPruning, NewKey
 
-ENDPOINTS: Described = {
-    ("GET", "/v1/keys"): EndpointDescription(
-        "List the keys, without their texts.", list[ApiKey], AfterQuery, scope=Scope.ADMIN
-    ),
-    ("POST", "/v1/keys"): EndpointDescription(
-        "Create a key; its text is only shown once.", MadeKey, body=NewKey, scope=Scope.ADMIN
-    ),
-    ("POST", "/v1/keys/revoke"): EndpointDescription("Revoke a key.", dict[str, str], body=OneKey, scope=Scope.ADMIN),
-    ("GET", "/v1/log"): EndpointDescription(
-        "List the newest orders: who, what, when.", list[LoggedOrder], LogQuery, scope=Scope.ADMIN
-    ),
-    ("POST", "/v1/log/prune"): EndpointDescription("Remove old orders.", int, body=LogPruning, scope=Scope.ADMIN),
-}
+ENDPOINTS = EndpointTable()
 
 
-def routes(endpoints: Endpoints) -> list[Route]:
-    """Return the routes of `/v1/keys` and `/v1/log`."""
-    access = endpoints.farm.access
+@ENDPOINTS.add("GET", "/v1/keys", "List the keys, without their texts.", Scope.ADMIN)
+def keys(farm: LocalFarm, query: AfterQuery) -> ListPage[ApiKey]:
+    return page_after(farm.access.keys(), query.limit, query.after, lambda key: key.name)
 
-    def keys(request: ApiRequest) -> ListPage:
-        query = request.parse_query(AfterQuery)
-        return page_after(access.keys(), query.limit, query.after, lambda key: key.name)
 
-    def add(request: ApiRequest) -> MadeKey:
-        return MadeKey(access.add(request.parse_body(NewKey)))
+@ENDPOINTS.add("POST", "/v1/keys", "Create a key; its text is only shown once.", Scope.ADMIN)
+def add_key(farm: LocalFarm, body: NewKey) -> MadeKey:
+    return MadeKey(farm.access.add(body))
 
-    def revoke(request: ApiRequest) -> dict[str, str]:
-        access.revoke_key(request.parse_body(OneKey).name)
-        return {}
 
-    def orders(request: ApiRequest) -> ListPage:
-        query = request.parse_query(LogQuery)
-        return list_page(access.orders(query.limit, query.before), query.limit, "before", lambda order: order.number)
+@ENDPOINTS.add("POST", "/v1/keys/revoke", "Revoke a key.", Scope.ADMIN)
+def revoke_key(farm: LocalFarm, body: OneKey) -> dict[str, str]:
+    farm.access.revoke_key(body.name)
+    return {}
 
-    return [
-        endpoints.get("/v1/keys", keys),
-        endpoints.post("/v1/keys", add),
-        endpoints.post("/v1/keys/revoke", revoke),
-        endpoints.get("/v1/log", orders),
-        endpoints.post("/v1/log/prune", lambda request: access.prune_orders(request.parse_body(LogPruning).days)),
-    ]
+
+@ENDPOINTS.add("GET", "/v1/log", "List the newest orders: who, what, when.", Scope.ADMIN)
+def orders(farm: LocalFarm, query: LogQuery) -> ListPage[LoggedOrder]:
+    newest = farm.access.orders(query.limit, query.before)
+    return list_page(newest, query.limit, "before", lambda order: order.number)
+
+
+@ENDPOINTS.add("POST", "/v1/log/prune", "Remove old orders.", Scope.ADMIN)
+def prune_orders(farm: LocalFarm, body: LogPruning) -> int:
+    return farm.access.prune_orders(body.days)

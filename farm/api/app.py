@@ -28,12 +28,14 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from farm import metrics
 from farm.api import access_routes, batches, engines, openapi, protocols, sandbox_routes
 from farm.api.auth import KeyMiddleware, KnownKeys, guarded
 from farm.api.endpoints import (
+    JSON,
+    TEXT,
     ApiConfig,
     Endpoints,
+    EndpointTable,
     Examine,
     ListPage,
     allowed_methods,
@@ -41,9 +43,8 @@ from farm.api.endpoints import (
     page_after,
     refusal,
 )
-from farm.api.openapi import TEXT, Described, EndpointDescription
 from farm.api.protocols import PAGE, ProtocolSwitch, SpokenProtocol
-from farm.api.schemas import AfterQuery, ApiRequest, OneNode, RequestRejected
+from farm.api.schemas import AfterQuery, OneNode, RequestRejected
 from farm.callers import Scope
 from farm.client import serialization
 from farm.client.http_errors import ProblemDetails
@@ -52,30 +53,7 @@ from farm.errors import InvalidRequest
 from farm.records.node import Node
 
 _TOO_MUCH = ProblemDetails(503, "Overloaded", "too many large requests at once: retry")
-ENDPOINTS: Described = {
-    ("GET", "/"): EndpointDescription("Name and version.", dict[str, str], scope=Scope.READ),
-    ("GET", "/openapi.json"): EndpointDescription("This description.", dict[str, Any], scope=Scope.READ),
-    ("GET", "/healthz"): EndpointDescription(
-        "Tells that this process is alive; needs no key.", dict[str, str], scope=None
-    ),
-    ("GET", "/readyz"): EndpointDescription(
-        "Tells if the database and the broker answer; needs no key.", dict[str, str], scope=None
-    ),
-    ("GET", "/metrics"): EndpointDescription(
-        "The farm's numbers for Prometheus.", str, media_type=TEXT, scope=Scope.READ
-    ),
-    ("GET", "/v1/doctor"): EndpointDescription(
-        "The findings of `farm doctor`.", list[dict[str, Any]], scope=Scope.READ
-    ),
-    ("GET", "/v1/nodes"): EndpointDescription("The nodes.", list[Node], AfterQuery, scope=Scope.READ),
-    ("POST", "/v1/nodes/drain"): EndpointDescription(
-        "Drain a node, which then exits.", dict[str, str], body=OneNode, scope=Scope.OPERATE
-    ),
-    **batches.ENDPOINTS,
-    **engines.ENDPOINTS,
-    **sandbox_routes.ENDPOINTS,
-    **access_routes.ENDPOINTS,
-}
+_IDENTITY = {"name": "rollout farm", "version": version("rollout-farm"), "description": "/openapi.json"}
 Page = Callable[[Endpoints, KnownKeys], ASGIApp]
 """A function that makes the web page from endpoints and keys; it is served below /web/, with its own sign-in."""
 WAIT_TIMEOUT_S = 5.0
@@ -233,59 +211,75 @@ def application(
     ]
     by_name = {each.name: app for each, app in apps} | ({} if page is None else {PAGE: page(endpoints, keys)})
     by_port = {each.port: app for each, app in apps if each.port}
-    open_paths = [path for (_, path), described in ENDPOINTS.items() if described.scope is None]
+    open_paths = [path for (_, path), endpoint in ENDPOINTS.items() if endpoint.scope is None]
     own = KeyMiddleware(_own_verbs(endpoints), keys, open_paths=open_paths)
     return RequestBodyLimit(ProtocolSwitch(own, by_name, by_port), bounds)
 
 
+ENDPOINTS = EndpointTable()
+
+
+@ENDPOINTS.add("GET", "/", "Name and version.", Scope.READ)
+def identity() -> dict[str, str]:
+    return _IDENTITY
+
+
+@ENDPOINTS.add("GET", "/openapi.json", "This description.", Scope.READ, returns=dict[str, Any])
+def described() -> Response:
+    return Response(_description(), media_type=JSON)
+
+
+@cache
+def _description() -> bytes:
+    # made on first use, as it takes a quarter of a second
+    return serialization.written(openapi.description(ENDPOINTS))
+
+
+@ENDPOINTS.add("GET", "/healthz", "Tells that this process is alive; needs no key.", None)
+async def alive() -> dict[str, str]:
+    # answered on the event loop, as other requests may occupy all threads
+    return {"status": "ok"}
+
+
+@ENDPOINTS.add("GET", "/readyz", "Tells if the database and the broker answer; needs no key.", None)
+async def ready(endpoints: Endpoints) -> dict[str, str]:
+    await endpoints.check_health()
+    return {"status": "ok"}
+
+
+@ENDPOINTS.add("GET", "/metrics", "The farm's numbers for Prometheus.", Scope.READ, returns=str, media_type=TEXT)
+def numbers(endpoints: Endpoints) -> Response:
+    return Response(generate_latest(endpoints.metrics), media_type=CONTENT_TYPE_LATEST)
+
+
+@ENDPOINTS.add("GET", "/v1/doctor", "The findings of `farm doctor`.", Scope.READ)
+def findings(endpoints: Endpoints) -> list[dict[str, Any]]:
+    return list(endpoints.examine())
+
+
+@ENDPOINTS.add("GET", "/v1/nodes", "The nodes.", Scope.READ)
+def nodes(farm: LocalFarm, query: AfterQuery) -> ListPage[Node]:
+    return page_after(farm.nodes(), query.limit, query.after, lambda node: node.node)
+
+
+@ENDPOINTS.add("POST", "/v1/nodes/drain", "Drain a node, which then exits.", Scope.OPERATE)
+def drain_node(farm: LocalFarm, body: OneNode) -> dict[str, str]:
+    farm.drain_node(body.node)
+    return {}
+
+
+for _module in (batches, engines, sandbox_routes, access_routes):
+    ENDPOINTS.update(_module.ENDPOINTS)
+
+
 def _own_verbs(endpoints: Endpoints) -> ASGIApp:
-    numbers = metrics.registry(endpoints.farm.store, endpoints.config.node_timeout_s)
-    name = {"name": "rollout farm", "version": version("rollout-farm"), "description": "/openapi.json"}
-
-    def nodes(request: ApiRequest) -> ListPage:
-        query = request.parse_query(AfterQuery)
-        return page_after(endpoints.farm.nodes(), query.limit, query.after, lambda node: node.node)
-
-    def drain(request: ApiRequest) -> dict[str, str]:
-        endpoints.farm.drain_node(request.parse_body(OneNode).node)
-        return {}
-
-    @cache
-    def described() -> bytes:
-        # imported on first use, as it takes a quarter of a second
-        return serialization.written(openapi.description(ENDPOINTS))
-
-    scopes = {place: each.scope for place, each in ENDPOINTS.items()}
+    scopes = {place: endpoint.scope for place, endpoint in ENDPOINTS.items()}
     inner = Starlette(
-        routes=guarded(
-            [
-                endpoints.get("/", lambda request: name),
-                endpoints.get("/openapi.json", lambda request: Response(described(), media_type="application/json")),
-                endpoints.get(
-                    "/metrics", lambda request: Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)
-                ),
-                endpoints.route("GET", "/healthz", _alive),
-                endpoints.health("/readyz"),
-                *batches.routes(endpoints),
-                *engines.routes(endpoints),
-                *access_routes.routes(endpoints),
-                *sandbox_routes.routes(endpoints),
-                endpoints.get("/v1/doctor", lambda request: list(endpoints.examine())),
-                endpoints.get("/v1/nodes", nodes),
-                endpoints.post("/v1/nodes/drain", drain),
-            ],
-            scopes,
-            refusal,
-        ),
+        routes=guarded(endpoints.routes(ENDPOINTS), scopes, refusal),
         exception_handlers={404: _not_there, 405: _not_so},
     )
     inner.router.redirect_slashes = False
     return inner
-
-
-async def _alive(request: ApiRequest) -> dict[str, str]:
-    """Answer on the event loop, as other requests may occupy all threads."""
-    return {"status": "ok"}
 
 
 async def _not_there(request: Request, error: Exception) -> Response:

@@ -25,8 +25,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from farm.api.endpoints import KEY_CHECK, Endpoints, Refuse, refusal
-from farm.callers import ADMIN_NAME, ApiKey, Caller, Scope, acting_for, caller_of
+from farm.api.endpoints import KEY_CHECK, Endpoints, NeededScope, Refuse, refusal
+from farm.callers import ADMIN_NAME, ApiKey, Caller, acting_for, caller_of
 from farm.client.http_errors import ProblemDetails, problem_of
 from farm.errors import FarmError, Forbidden, NotAllowed
 from farm.store.access import api_keys
@@ -40,8 +40,6 @@ _APART_S = 0.05
 """Seconds between two readings, however many unknown keys are sent."""
 _ADMIN = Caller(ADMIN_NAME)
 
-NeededScope: TypeAlias = Scope | tuple[Scope, ...] | None
-"""The requirement of a route: a scope, one of several, or None for public ones."""
 RouteScopes: TypeAlias = Mapping[tuple[str, str], NeededScope]
 """The requirements of routes, by method and path."""
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -16,7 +18,7 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import quote, urlencode
 
 from sqlalchemy import text
@@ -24,22 +26,29 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from farm import metrics
 from farm.api.schemas import ApiRequest, RequestRejected, read_request
+from farm.callers import Scope
 from farm.client import serialization
 from farm.client.http_errors import ProblemDetails, problem_of
 from farm.client.local import LocalFarm
 from farm.client.sandboxes.node_line import NodeLine
 from farm.errors import BrokerUnavailable, FarmUnreachable, ServiceError, StoreUnavailable
 from farm.notifications import ENDED, Signals
+from farm.records.request_values import Request as RequestModel
 from farm.settings import Settings
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Seconds between two queries of a waiting request without a notification."""
 
 Answer = Callable[[ApiRequest], Any]
+NeededScope: TypeAlias = Scope | tuple[Scope, ...] | None
+"""The requirement of a route: a scope, one of several, or None for public ones."""
+JSON, TEXT, BYTES, EVENTS = "application/json", "text/plain", "application/octet-stream", "text/event-stream"
 N_THREADS = 12
 """Almost the number of a store's connections."""
 _HEALTH_S = (1.0, 5.0)
@@ -144,10 +153,10 @@ class BatchWaiters:
 
 
 @dataclass(frozen=True, slots=True)
-class ListPage:
+class ListPage(Generic[T]):
     """A page of a list. `next_query` is the query for the next one; None after the last."""
 
-    items: Sequence[Any]
+    items: Sequence[T]
     next_query: Mapping[str, str] | None
 
     def headers(self, request: Request) -> dict[str, str]:
@@ -158,13 +167,13 @@ class ListPage:
         return {"link": f'<{quote(request.url.path)}?{query}>; rel="next"'}
 
 
-def list_page(items: Sequence[T], limit: int, name: str, key: Callable[[T], object]) -> ListPage:
+def list_page(items: Sequence[T], limit: int, name: str, key: Callable[[T], object]) -> ListPage[T]:
     """Return a page of up to `limit`; a full page has a next one, with its last item's key as the cursor."""
     full = len(items) >= limit
     return ListPage(items, {name: str(key(items[-1])), "limit": str(limit)} if full else None)
 
 
-def page_after(items: Sequence[T], limit: int, last: str | None, key: Callable[[T], str]) -> ListPage:
+def page_after(items: Sequence[T], limit: int, last: str | None, key: Callable[[T], str]) -> ListPage[T]:
     """Return a page of a list in memory: the items with a key greater than `last`, in order of the key."""
     later = sorted((item for item in items if last is None or key(item) > last), key=key)[:limit]
     return list_page(later, limit, "after", key)
@@ -225,6 +234,75 @@ class ApiConfig:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One endpoint: its purpose, scope, function, and the types of the function's arguments by name, and of its answer.
+
+    `body` is a model of the request's body. Without a scope it needs no key.
+    """
+
+    summary: str
+    scope: NeededScope
+    answer: Callable[..., Any]
+    types: Mapping[str, Any]
+    returns: Any
+    body: type[RequestModel] | None
+    media_type: str
+
+    @property
+    def query(self) -> type[RequestModel] | None:
+        return self.types.get("query")
+
+    def arguments(self, endpoints: Endpoints, request: ApiRequest) -> Mapping[str, Any]:
+        """Return the arguments of the function. Raises InvalidRequest naming the field of the query or the body."""
+        values = {"endpoints": endpoints, "farm": endpoints.farm, "request": request, **request.path}
+        if self.query is not None:
+            values["query"] = request.parse_query(self.query)
+        if self.body is not None and "body" in self.types:
+            values["body"] = request.parse_body(self.body)
+        return {name: values[name] for name in self.types}
+
+
+class EndpointTable(dict[tuple[str, str], Endpoint]):
+    """Endpoints by method and path. Each is declared once, by the function that answers it.
+
+    The function is called with arguments by name: `endpoints`, their `farm`, the `request`, those of the path, and the
+    validated `query` and `body`, whose models are their annotations. A coroutine function runs on the event loop, and
+    uses `Endpoints.run` for everything that waits for the database; others run in a thread.
+    """
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        summary: str,
+        scope: NeededScope,
+        *,
+        body: type[RequestModel] | None = None,
+        returns: Any = None,
+        media_type: str = JSON,
+    ) -> Callable[[F], F]:
+        """Return a decorator that declares the endpoint of a function.
+
+        `body` is the model of a body that the function reads by itself, or that is only known at run time; `returns` is
+        the type of the answer in the Response that the function returns. Raises TypeError for an unknown argument.
+        """
+
+        def declare(answer: F) -> F:
+            types = get_type_hints(answer)
+            result = types.pop("return")
+            known = {"endpoints", "farm", "request", "query", "body", *re.findall(r"{(\w+)}", path)}
+            if unknown := types.keys() - known:
+                raise TypeError(f"{method} {path} has no {', '.join(sorted(unknown))}")
+            if get_origin(result) in (ListPage, Sequence):
+                result = list[get_args(result)]  # type: ignore[misc]
+            model = body or types.get("body")
+            self[method, path] = Endpoint(summary, scope, answer, types, returns or result, model, media_type)
+            return answer
+
+        return declare
+
+
 class Endpoints:
     """Endpoints that answer requests from the store of a farm; `refuse` makes their error responses."""
 
@@ -235,6 +313,9 @@ class Endpoints:
         self.refuse: Refuse = refusal
         self.nodes = NodeLine(lambda reference: self.run(farm.sandboxes.address, reference))
         """The connection to borrowed sandboxes."""
+        self.metrics = metrics.registry(farm.store, config.node_timeout_s)
+        self.n_streams = 0
+        """The open streams of events."""
         self._hints = BatchWaiters(farm.signals)
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="answer")
         # a health check must not wait behind requests that wait for the database
@@ -263,14 +344,16 @@ class Endpoints:
         """Return the route of a POST request, which makes changes."""
         return self.route("POST", path, lambda request: self.run(answer, request), takes_body)
 
-    def poll(self, path: str, begin: Callable[[ApiRequest], LongPoll]) -> Route:
-        """Return the route of a GET request that is answered once its result is settled."""
+    def routes(self, table: EndpointTable) -> list[Route]:
+        """Return the routes of declared endpoints."""
+        return [self._route_of(method, path, endpoint) for (method, path), endpoint in table.items()]
 
-        async def answer(request: ApiRequest) -> Any:
-            wanted = begin(request)
-            return await self.wait_until(wanted)
+    def _route_of(self, method: str, path: str, endpoint: Endpoint) -> Route:
+        def answer(request: ApiRequest) -> Any:
+            return endpoint.answer(**endpoint.arguments(self, request))
 
-        return self.route("GET", path, answer)
+        is_coroutine = inspect.iscoroutinefunction(endpoint.answer)
+        return self.route(method, path, answer if is_coroutine else partial(self.run, answer))
 
     def health(self, path: str, status: Callable[[], Any] = lambda: {"status": "ok"}) -> Route:
         """Return the route of a health check, which fails if the database or the broker does not answer.
@@ -279,20 +362,24 @@ class Endpoints:
         """
 
         async def answer(request: ApiRequest) -> Any:
-            loop = asyncio.get_running_loop()
-            try:
-                async with asyncio.timeout(_HEALTH_S[1]):
-                    await loop.run_in_executor(self._health, self._ask_store)
-            except TimeoutError:
-                raise StoreUnavailable("the database does not answer") from None
-            try:
-                async with asyncio.timeout(_HEALTH_S[1]):
-                    await loop.run_in_executor(self._health, self.farm.signals.check)
-            except TimeoutError:
-                raise BrokerUnavailable("the broker does not answer") from None
+            await self.check_health()
             return status()
 
         return self.route("GET", path, answer)
+
+    async def check_health(self) -> None:
+        """Raise StoreUnavailable or BrokerUnavailable if the database or the broker does not answer."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_HEALTH_S[1]):
+                await loop.run_in_executor(self._health, self._ask_store)
+        except TimeoutError:
+            raise StoreUnavailable("the database does not answer") from None
+        try:
+            async with asyncio.timeout(_HEALTH_S[1]):
+                await loop.run_in_executor(self._health, self.farm.signals.check)
+        except TimeoutError:
+            raise BrokerUnavailable("the broker does not answer") from None
 
     async def wait_until(self, wanted: LongPoll) -> Any:
         """Return the result of a query once it is settled, or the last one when its time is over."""

@@ -1,14 +1,14 @@
-"""Engines over HTTP: the list, and orders to them. Clients wait until their orders are executed."""
+"""Engines over HTTP: the list, which never shows their keys, and orders to them.
+
+Clients wait until their orders are executed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import cast
 
-from starlette.routing import Route
-
-from farm.api.endpoints import Endpoints, ListPage, page_after
-from farm.api.openapi import Described, EndpointDescription
+from farm.api.endpoints import EndpointTable, ListPage, page_after
 from farm.api.schemas import (
     AfterQuery,
     ApiRequest,
@@ -22,107 +22,76 @@ from farm.api.schemas import (
     VersionOrder,
 )
 from farm.callers import Scope
+from farm.client.local import LocalFarm
 from farm.client.weight_update import MODES
 from farm.errors import InvalidRequest
 from farm.records.engine_state import EngineState, Paused, StoredEngine
 
 _OF_RUNS = (Scope.SUBMIT, Scope.OPERATE)
 """The scopes of which one is needed to change engines; with only `submit`, those of training runs (`llm_engines`)."""
-ENDPOINTS: Described = {
-    ("GET", "/v1/engines"): EndpointDescription(
-        "The engines, without their keys.", list[EngineState], AfterQuery, scope=Scope.READ
-    ),
-    ("POST", "/v1/engines"): EndpointDescription(
-        "Add an engine; with only `submit`, one of a training run.", dict[str, str], body=NewEngine, scope=_OF_RUNS
-    ),
-    ("POST", "/v1/engines/chosen"): EndpointDescription(
-        "The engines that an order applies to.", list[StoredEngine], body=SomeEngines, scope=Scope.READ
-    ),
-    ("POST", "/v1/engines/drain"): EndpointDescription(
-        "Drain an engine: it gets no new rollouts.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
-    ),
-    ("POST", "/v1/engines/remove"): EndpointDescription(
-        "Remove an engine.", dict[str, str], body=OneEngine, scope=_OF_RUNS
-    ),
-    ("POST", "/v1/engines/clear"): EndpointDescription(
-        "Remove all engines.", int, body=ClearOrder, scope=Scope.OPERATE
-    ),
-    ("POST", "/v1/engines/pause"): EndpointDescription(
-        "Pause or resume engines.", dict[str, int], body=PauseOrder, scope=Scope.OPERATE
-    ),
-    ("POST", "/v1/engines/hold"): EndpointDescription(
-        "Send a heartbeat during a weight update.", dict[str, str], body=HoldOrder, scope=Scope.OPERATE
-    ),
-    ("GET", "/v1/engines/version"): EndpointDescription("The newest named weights.", str, scope=Scope.READ),
-    ("POST", "/v1/engines/version"): EndpointDescription(
-        "Name the weights of engines.", dict[str, int], body=VersionOrder, scope=Scope.OPERATE
-    ),
-    ("POST", "/v1/engines/left"): EndpointDescription(
-        "The processes that have not followed orders.", list[str], body=OrdersQuery, scope=Scope.READ
-    ),
-}
+ENDPOINTS = EndpointTable()
 
 
-def routes(endpoints: Endpoints) -> list[Route]:
-    """Return the routes of `/v1/engines`, which never show the engines' keys."""
-    farm = endpoints.farm
+@ENDPOINTS.add("GET", "/v1/engines", "The engines, without their keys.", Scope.READ)
+def states(farm: LocalFarm, query: AfterQuery) -> ListPage[EngineState]:
+    shown = [replace(state, engine=_without_key(state.engine)) for state in farm.engines()]
+    return page_after(shown, query.limit, query.after, lambda state: state.engine.url)
 
-    def states(request: ApiRequest) -> ListPage:
-        query = request.parse_query(AfterQuery)
-        shown = [replace(state, engine=_without_key(state.engine)) for state in farm.engines()]
-        return page_after(shown, query.limit, query.after, lambda state: state.engine.url)
 
-    def chosen(request: ApiRequest) -> list[StoredEngine]:
-        return [_without_key(engine) for engine in farm.orders.chosen(request.parse_body(SomeEngines).urls)]
+@ENDPOINTS.add("POST", "/v1/engines", "Add an engine; with only `submit`, one of a training run.", _OF_RUNS)
+def add_engine(farm: LocalFarm, body: NewEngine) -> dict[str, str]:
+    farm.add_engine(**body.model_dump())
+    return {}
 
-    def add(request: ApiRequest) -> dict[str, str]:
-        farm.add_engine(**request.parse_body(NewEngine).model_dump())
-        return {}
 
-    def drain(request: ApiRequest) -> dict[str, str]:
-        farm.drain_engine(request.parse_body(OneEngine).url)
-        return {}
+@ENDPOINTS.add("POST", "/v1/engines/chosen", "The engines that an order applies to.", Scope.READ)
+def chosen(farm: LocalFarm, body: SomeEngines) -> list[StoredEngine]:
+    return [_without_key(engine) for engine in farm.orders.chosen(body.urls)]
 
-    def remove(request: ApiRequest) -> dict[str, str]:
-        farm.remove_engine(request.parse_body(OneEngine).url)
-        return {}
 
-    def clear(request: ApiRequest) -> int:
-        return farm.clear_engines(bool(request.data) and request.parse_body(ClearOrder).forget_weights)
+@ENDPOINTS.add("POST", "/v1/engines/drain", "Drain an engine: it gets no new rollouts.", Scope.OPERATE)
+def drain_engine(farm: LocalFarm, body: OneEngine) -> dict[str, str]:
+    farm.drain_engine(body.url)
+    return {}
 
-    def pause(request: ApiRequest) -> dict[str, int]:
-        pause_order = request.parse_body(PauseOrder)
-        if pause_order.mode not in ("", *MODES):
-            raise InvalidRequest(f"{pause_order.mode!r} must be one of {', '.join(MODES)}", field="mode")
-        mode = cast(Paused, pause_order.mode)
-        return farm.orders.order_pause(mode, pause_order.by, pause_order.urls, pause_order.held)
 
-    def version(request: ApiRequest) -> dict[str, int]:
-        pause_order = request.parse_body(VersionOrder)
-        return farm.orders.order_version(pause_order.version, pause_order.urls, pause_order.path)
+@ENDPOINTS.add("POST", "/v1/engines/remove", "Remove an engine.", _OF_RUNS)
+def remove_engine(farm: LocalFarm, body: OneEngine) -> dict[str, str]:
+    farm.remove_engine(body.url)
+    return {}
 
-    def hold(request: ApiRequest) -> dict[str, str]:
-        pause_order = request.parse_body(HoldOrder)
-        farm.orders.hold(pause_order.by, pause_order.urls)
-        return {}
 
-    def left(request: ApiRequest) -> list[str]:
-        pause_order = request.parse_body(OrdersQuery)
-        return farm.orders.left(pause_order.orders, pause_order.waited_s)
+@ENDPOINTS.add("POST", "/v1/engines/clear", "Remove all engines.", Scope.OPERATE, body=ClearOrder)
+def clear_engines(farm: LocalFarm, request: ApiRequest) -> int:
+    return farm.clear_engines(bool(request.data) and request.parse_body(ClearOrder).forget_weights)
 
-    return [
-        endpoints.get("/v1/engines", states),
-        endpoints.post("/v1/engines", add),
-        endpoints.post("/v1/engines/chosen", chosen),
-        endpoints.post("/v1/engines/drain", drain),
-        endpoints.post("/v1/engines/remove", remove),
-        endpoints.post("/v1/engines/clear", clear),
-        endpoints.post("/v1/engines/pause", pause),
-        endpoints.get("/v1/engines/version", lambda request: farm.newest_version()),
-        endpoints.post("/v1/engines/version", version),
-        endpoints.post("/v1/engines/hold", hold),
-        endpoints.post("/v1/engines/left", left),
-    ]
+
+@ENDPOINTS.add("POST", "/v1/engines/pause", "Pause or resume engines.", Scope.OPERATE)
+def pause(farm: LocalFarm, body: PauseOrder) -> dict[str, int]:
+    if body.mode not in ("", *MODES):
+        raise InvalidRequest(f"{body.mode!r} must be one of {', '.join(MODES)}", field="mode")
+    return farm.orders.order_pause(cast(Paused, body.mode), body.by, body.urls, body.held)
+
+
+@ENDPOINTS.add("POST", "/v1/engines/hold", "Send a heartbeat during a weight update.", Scope.OPERATE)
+def hold(farm: LocalFarm, body: HoldOrder) -> dict[str, str]:
+    farm.orders.hold(body.by, body.urls)
+    return {}
+
+
+@ENDPOINTS.add("GET", "/v1/engines/version", "The newest named weights.", Scope.READ)
+def newest_version(farm: LocalFarm) -> str:
+    return farm.newest_version()
+
+
+@ENDPOINTS.add("POST", "/v1/engines/version", "Name the weights of engines.", Scope.OPERATE)
+def name_version(farm: LocalFarm, body: VersionOrder) -> dict[str, int]:
+    return farm.orders.order_version(body.version, body.urls, body.path)
+
+
+@ENDPOINTS.add("POST", "/v1/engines/left", "The processes that have not followed orders.", Scope.READ)
+def left(farm: LocalFarm, body: OrdersQuery) -> list[str]:
+    return farm.orders.left(body.orders, body.waited_s)
 
 
 def _without_key(engine: StoredEngine) -> StoredEngine:

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import BaseModel
 
-from farm.api.auth import NeededScope
+from farm.api.endpoints import EVENTS, JSON, Endpoint
 
-JSON, TEXT, BYTES, EVENTS = "application/json", "text/plain", "application/octet-stream", "text/event-stream"
 _REF = "#/components/schemas/"
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointDescription:
-    """One endpoint: its purpose, the types of its response, query and body, and its scope.
-
-    Without a scope it needs no key.
-    """
-
-    summary: str
-    returns: Any
-    query: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
-    media_type: str = JSON
-    scope: NeededScope = field(kw_only=True)
-
-
-Described: TypeAlias = Mapping[tuple[str, str], EndpointDescription]
-"""Endpoints by method and path; each is declared next to its route."""
-
-
-def description(endpoints: Described) -> dict[str, Any]:
+def description(endpoints: Mapping[tuple[str, str], Endpoint]) -> dict[str, Any]:
     """Return the OpenAPI description of these endpoints."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, dict[str, Any]] = {}
@@ -90,7 +70,7 @@ _REFUSALS = {
 }
 
 
-def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(path: str, described: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _IN_PATHS.get(name, _TEXT)}
         for name in re.findall(r"{(\w+)}", path)
@@ -121,7 +101,7 @@ def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any
     return operation
 
 
-def _refusals(described: EndpointDescription) -> dict[str, Any]:
+def _refusals(described: Endpoint) -> dict[str, Any]:
     """Return the error responses, whose bodies are all alike; 500, an internal error, is `default`."""
     content = {JSON: {"schema": {"$ref": f"{_REF}Problem"}}}
     statuses = [status for status in _REFUSALS if described.body is not None or status not in (408, 413, 415)]

@@ -6,17 +6,18 @@ A call goes directly to the worker of the sandbox's node, and no thread waits fo
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response
-from starlette.routing import Route
 
-from farm.api.endpoints import Endpoints, ListPage, LongPoll, list_page
-from farm.api.openapi import Described, EndpointDescription
+from farm.api.endpoints import JSON, Endpoints, EndpointTable, ListPage, LongPoll, list_page
 from farm.api.schemas import ApiRequest, CallQuery, NoOrder, OpenQuery, SandboxesQuery
 from farm.callers import Scope
+from farm.client.local import LocalFarm
 from farm.client.sandboxes.node_line import SentCall
 from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest, RenewOrder, SandboxState
 from farm.records.lending.sandbox_calls import CALL_S, CALLS
+from farm.records.request_values import Request
 
 _PATH = "/v1/sandboxes"
 _USES = (Scope.SUBMIT, Scope.OPERATE)
@@ -43,70 +44,52 @@ _SUMMARIES = {
     "forget": "Forget results of calls by their call_id, so that these ids mean new calls from now on.",
 }
 
-ENDPOINTS: Described = {
-    ("POST", _PATH): EndpointDescription("Borrow a sandbox.", BorrowedSandbox, body=BorrowRequest, scope=Scope.SUBMIT),
-    ("GET", _PATH): EndpointDescription(
-        "The newest borrowed sandboxes.", list[BorrowedSandbox], query=SandboxesQuery, scope=Scope.READ
-    ),
-    ("GET", _ONE): EndpointDescription(
-        "A borrowed sandbox, once it runs or has ended, or after wait_s.",
-        BorrowedSandbox,
-        query=OpenQuery,
-        scope=Scope.READ,
-    ),
-    ("POST", f"{_ONE}/renew"): EndpointDescription("Renew its lease.", BorrowedSandbox, body=RenewOrder, scope=_USES),
-    ("POST", f"{_ONE}/stop"): EndpointDescription("End it.", BorrowedSandbox, body=NoOrder, scope=_USES),
-    **{
-        ("POST", f"{_ONE}/{verb}"): EndpointDescription(
-            _SUMMARIES[verb], result, query=CallQuery, body=body, scope=_USES
-        )
-        for verb, (body, result) in CALLS.items()
-    },
-}
+ENDPOINTS = EndpointTable()
 
 
-def routes(endpoints: Endpoints) -> list[Route]:
-    """Return the routes of borrowed sandboxes."""
+@ENDPOINTS.add("POST", _PATH, "Borrow a sandbox.", Scope.SUBMIT)
+def begin(farm: LocalFarm, body: BorrowRequest) -> BorrowedSandbox:
+    return farm.sandboxes.begin(body)
+
+
+@ENDPOINTS.add("GET", _PATH, "The newest borrowed sandboxes.", Scope.READ)
+def newest(farm: LocalFarm, query: SandboxesQuery) -> ListPage[BorrowedSandbox]:
+    states = farm.sandboxes.list(query.limit, query.ended, query.before)
+    return list_page(states, query.limit, "before", lambda each: each.sandbox_id)
+
+
+@ENDPOINTS.add("GET", _ONE, "A borrowed sandbox, once it runs or has ended, or after wait_s.", Scope.READ)
+async def watched(endpoints: Endpoints, reference: str, query: OpenQuery) -> BorrowedSandbox:
     sandboxes = endpoints.farm.sandboxes
+    state: BorrowedSandbox = await endpoints.run(sandboxes.get, reference)
+    if query.wait_s and _is_pending(state):
+        ask = partial(sandboxes.get, state.sandbox_id)
+        wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), query.wait_s)
+        state = await endpoints.wait_until(wanted)
+    return state
 
-    def begin(request: ApiRequest) -> BorrowedSandbox:
-        return sandboxes.begin(request.parse_body(BorrowRequest))
 
-    def listing(request: ApiRequest) -> ListPage:
-        query = request.parse_query(SandboxesQuery)
-        states = sandboxes.list(query.limit, query.ended, query.before)
-        return list_page(states, query.limit, "before", lambda each: each.sandbox_id)
+@ENDPOINTS.add("POST", f"{_ONE}/renew", "Renew its lease.", _USES)
+def renew(farm: LocalFarm, reference: str, body: RenewOrder) -> BorrowedSandbox:
+    return farm.sandboxes.renew(reference, body.lease_s)
 
-    async def watched(request: ApiRequest) -> BorrowedSandbox:
-        reference, query = request.path["reference"], request.parse_query(OpenQuery)
-        state: BorrowedSandbox = await endpoints.run(sandboxes.get, reference)
-        if query.wait_s and _is_pending(state):
-            ask = partial(sandboxes.get, state.sandbox_id)
-            wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), query.wait_s)
-            state = await endpoints.wait_until(wanted)
-        return state
 
-    def renew(request: ApiRequest) -> BorrowedSandbox:
-        return sandboxes.renew(request.path["reference"], request.parse_body(RenewOrder).lease_s)
+@ENDPOINTS.add("POST", f"{_ONE}/stop", "End it.", _USES)
+def stop(farm: LocalFarm, reference: str, body: NoOrder) -> BorrowedSandbox:
+    return farm.sandboxes.stop(reference)
 
-    def stop(request: ApiRequest) -> BorrowedSandbox:
-        request.parse_body(NoOrder)
-        return sandboxes.stop(request.path["reference"])
 
-    async def call(verb: str, request: ApiRequest) -> Response:
-        call_id = request.parse_query(CallQuery).call_id
-        body = request.parse_body(CALLS[verb][0])
-        sent = SentCall(verb, request.data, getattr(body, "timeout_s", CALL_S), call_id)
-        return Response(await endpoints.nodes.call(request.path["reference"], sent), media_type="application/json")
+def _add_call(verb: str, body_model: type[Request], result: type[Any]) -> None:
+    @ENDPOINTS.add("POST", f"{_ONE}/{verb}", _SUMMARIES[verb], _USES, body=body_model, returns=result)
+    async def call(
+        endpoints: Endpoints, reference: str, request: ApiRequest, query: CallQuery, body: Request
+    ) -> Response:
+        sent = SentCall(verb, request.data, getattr(body, "timeout_s", CALL_S), query.call_id)
+        return Response(await endpoints.nodes.call(reference, sent), media_type=JSON)
 
-    return [
-        endpoints.post(_PATH, begin),
-        endpoints.get(_PATH, listing),
-        endpoints.route("GET", _ONE, watched),
-        endpoints.post(f"{_ONE}/renew", renew),
-        endpoints.post(f"{_ONE}/stop", stop),
-        *(endpoints.route("POST", f"{_ONE}/{verb}", partial(call, verb)) for verb in CALLS),
-    ]
+
+for _verb, (_body, _result) in CALLS.items():
+    _add_call(_verb, _body, _result)
 
 
 def _is_pending(state: BorrowedSandbox) -> bool:

@@ -8,9 +8,9 @@ import httpx2
 import jsonschema
 import pytest
 
-from farm.api import batches, engines
 from farm.api.app import ENDPOINTS
-from farm.api.endpoints import ApiConfig, Endpoints
+from farm.api.endpoints import ApiConfig, Endpoints, EndpointTable
+from farm.callers import Scope
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.settings import settings
@@ -44,9 +44,19 @@ def test_openapi_document_is_valid_and_its_routes_exist(client: httpx2.Client) -
 
 def test_served_routes_are_described(sqlite_store: Store) -> None:
     endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1000), ApiConfig.of(settings()))
-    routes = [*batches.routes(endpoints), *engines.routes(endpoints)]
+    routes = endpoints.routes(ENDPOINTS)
     result = {(method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
-    assert result <= set(ENDPOINTS)
+    assert result == set(ENDPOINTS)
+
+
+def test_function_with_an_argument_that_its_path_lacks_is_refused() -> None:
+    def status(farm: LocalFarm, id: str) -> str:
+        return farm.status(id).batch_id
+
+    endpoints = EndpointTable()
+    with pytest.raises(TypeError, match="GET /v1/status has no id"):
+        endpoints.add("GET", "/v1/status", "The progress of a batch.", Scope.READ)(status)
+    assert not endpoints
 
 
 def test_responses_match_their_schemas(client: httpx2.Client) -> None:
