@@ -33,7 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from farm.records.rollout import Outcome
 
@@ -64,6 +64,10 @@ class InvalidRequest(UsageError):
         """Return the error for at least one complaint."""
         (field, message), *more = complaints
         return cls(message, field=field, more=more)
+
+    def renamed(self, name_of: Callable[[str], str]) -> InvalidRequest:
+        """Return the error with another name for each field."""
+        return InvalidRequest.of([(name_of(field), message) for field, message in self.complaints])
 
 
 class UnknownHandler(UsageError):

@@ -35,6 +35,7 @@ from farm.client.local import LocalFarm
 from farm.client.sandboxes.node_line import NodeLine
 from farm.errors import BrokerUnavailable, FarmUnreachable, ServiceError, StoreUnavailable
 from farm.notifications import ENDED, Signals
+from farm.records.lending.borrowed_sandbox import BorrowedSandbox
 from farm.records.request_values import Request as RequestModel
 from farm.settings import Settings
 
@@ -391,6 +392,14 @@ class Endpoints:
             return await self.run(wanted.ask)
 
         return await self._hints.wait_until(wanted.batch_id, ask, wanted.settled, wanted.wait_s, wanted.poll_s)
+
+    async def await_sandbox(self, state: BorrowedSandbox, wait_s: float, poll_s: float = POLL_S) -> BorrowedSandbox:
+        """Return the state of a borrowed sandbox once it runs or has ended, or the last one after `wait_s`."""
+        ask = partial(self.farm.sandboxes.get, state.sandbox_id)
+        result: BorrowedSandbox = await self.wait_until(
+            LongPoll(state.sandbox_id, ask, lambda now: not now.pending, wait_s, poll_s)
+        )
+        return result
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
         """Return the result of a function that is run in a thread, for the caller of the request."""

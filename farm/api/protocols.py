@@ -39,6 +39,7 @@ from farm.errors import Conflict, InvalidRequest, ServiceError, UnknownHandler
 from farm.plugins import installed, load
 from farm.records.lending.sandbox_calls import CALL_S, CALLS, VERBS
 from farm.records.request_values import Request
+from farm.records.trajectory import ModelCall, calls_of_segments
 
 PROTOCOLS = "farm.protocols"
 """The group of their entry points."""
@@ -236,6 +237,23 @@ def reasoning_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return str(message.get("reasoning_content") or message.get("reasoning") or ""), str(content or "")
+
+
+def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    """Return the calls of the training row with the most sampled tokens; all calls where ids are unknown.
+
+    A client joins the tokens of an answer to one row, so each call must begin with those before it.
+    """
+    rows = calls_of_segments(calls)
+    return max(rows, key=lambda row: sum(call.n_response_tokens for call in row)) if rows else calls
+
+
+def exact_tokens(call: ModelCall) -> tuple[list[int], list[int], list[float]]:
+    """Return the ids of prompt and answer, and the log-probabilities, of a call that is `token_exact`."""
+    assert call.prompt_ids is not None
+    assert call.response_ids is not None
+    assert call.response_logprobs is not None
+    return call.prompt_ids.tolist(), call.response_ids.tolist(), call.response_logprobs.tolist()
 
 
 def content_hash(value: Any) -> str:

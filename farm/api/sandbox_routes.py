@@ -5,17 +5,16 @@ A call goes directly to the worker of the sandbox's node, and no thread waits fo
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
-from farm.api.endpoints import JSON, Endpoints, EndpointTable, ListPage, LongPoll, list_page
+from farm.api.endpoints import JSON, Endpoints, EndpointTable, ListPage, list_page
 from farm.api.schemas import ApiRequest, CallQuery, NoOrder, OpenQuery, SandboxesQuery
 from farm.callers import Scope
 from farm.client.local import LocalFarm
 from farm.client.sandboxes.node_line import SentCall
-from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest, RenewOrder, SandboxState
+from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest, RenewOrder
 from farm.records.lending.sandbox_calls import CALL_S, CALLS
 from farm.records.request_values import Request
 
@@ -60,13 +59,8 @@ def newest(farm: LocalFarm, query: SandboxesQuery) -> ListPage[BorrowedSandbox]:
 
 @ENDPOINTS.add("GET", _ONE, "A borrowed sandbox, once it runs or has ended, or after wait_s.", Scope.READ)
 async def watched(endpoints: Endpoints, reference: str, query: OpenQuery) -> BorrowedSandbox:
-    sandboxes = endpoints.farm.sandboxes
-    state: BorrowedSandbox = await endpoints.run(sandboxes.get, reference)
-    if query.wait_s and _is_pending(state):
-        ask = partial(sandboxes.get, state.sandbox_id)
-        wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), query.wait_s)
-        state = await endpoints.wait_until(wanted)
-    return state
+    state: BorrowedSandbox = await endpoints.run(endpoints.farm.sandboxes.get, reference)
+    return await endpoints.await_sandbox(state, query.wait_s) if query.wait_s and state.pending else state
 
 
 @ENDPOINTS.add("POST", f"{_ONE}/renew", "Renew its lease.", _USES)
@@ -90,7 +84,3 @@ def _add_call(verb: str, body_model: type[Request], result: type[Any]) -> None:
 
 for _verb, (_body, _result) in CALLS.items():
     _add_call(_verb, _body, _result)
-
-
-def _is_pending(state: BorrowedSandbox) -> bool:
-    return state.state in (SandboxState.WAITING, SandboxState.STARTING)

@@ -44,12 +44,12 @@ def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
     return request
 
 
-def checked(kind: type[R], values: Any) -> R:
-    """Return a request with these values. Raises InvalidRequest naming the field."""
+def checked(kind: type[R], values: Any, path: str = "") -> R:
+    """Return a request with these values. Raises InvalidRequest naming the field, below `path`."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, path) from None
 
 
 def check_plugin(group: str, name: str, field: str, any_of_them: str) -> None:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
 
 from farm.api.agent_lightning.lightning_models import (
@@ -24,9 +23,9 @@ from farm.api.agent_lightning.lightning_models import (
     RunnerConfig,
     TerminalQuery,
 )
-from farm.api.protocols import ROW_READERS, KeptState, columns_without, content_hash, known_handler
+from farm.api.protocols import ROW_READERS, KeptState, columns_without, content_hash, exact_tokens, known_handler
 from farm.client.local import LocalFarm
-from farm.client.request_checks import check_instances, invalid
+from farm.client.request_checks import check_instances, checked
 from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.ids import rollout_id as farm_rollout_id
 from farm.records.request import BatchRequest
@@ -155,7 +154,7 @@ class LightningRollouts:
                 lambda: [state.engine for state in self._farm.engines()],
             )
         except InvalidRequest as error:
-            raise InvalidRequest.of([(_sent(place, field), message) for field, message in error.complaints]) from None
+            raise error.renamed(lambda field: _sent_name(place, field)) from None
         return request
 
     def _as_sent(self, content: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
@@ -214,13 +213,10 @@ def _batch_request(wanted: NewRollout, content: dict[str, Any], key: str, model:
         "idempotency_key": key,
         "metadata": {"rollout": content},
     }
-    try:
-        return BatchRequest.model_validate(values)
-    except ValidationError as error:
-        raise invalid(error) from None
+    return checked(BatchRequest, values)
 
 
-def _sent(place: str, field: str) -> str:
+def _sent_name(place: str, field: str) -> str:
     """Return the request's name of a field of the batch."""
     inner = field.removeprefix("instances[0].")
     names = {"agent": "config.local.agent_class", "limits.run_s": "config.timeout_seconds", "metadata": "input"}
@@ -297,12 +293,7 @@ def _prompt(call: ModelCall) -> bytes:
 
 def _tokens(call: ModelCall) -> tuple[list[int], list[int], list[float] | None]:
     """Return the ids of prompt and answer, and the log-probabilities: all, or none."""
-    if not call.token_exact:
-        return [], [], None
-    assert call.prompt_ids is not None
-    assert call.response_ids is not None
-    assert call.response_logprobs is not None
-    return call.prompt_ids.tolist(), call.response_ids.tolist(), call.response_logprobs.tolist()
+    return exact_tokens(call) if call.token_exact else ([], [], None)
 
 
 def _server(call: ModelCall) -> dict[str, Any]:

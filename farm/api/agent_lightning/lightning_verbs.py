@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
@@ -29,7 +28,7 @@ from farm.api.protocols import WireProtocol, refuse_with_detail
 from farm.api.schemas import ApiRequest
 from farm.callers import Scope
 from farm.client import serialization
-from farm.client.request_checks import invalid
+from farm.client.request_checks import checked
 from farm.errors import Conflict, NotFound
 
 _AGENTS_CALLS = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1/{path:path}"
@@ -68,15 +67,12 @@ class _Routes:
         return self._endpoints.route(method, path, lambda request: self._endpoints.run(answer, request))
 
     def _create(self, request: ApiRequest) -> Response:
-        wanted = _listed(request, NewRollouts, "rollouts").rollouts
+        wanted = checked(NewRollouts, {"rollouts": request.body}).rollouts
         return _created(self._rollouts.create(wanted, self._models.model()) if wanted else [])
 
     def _list(self, request: ApiRequest) -> Any:
         values = {**request.query, "state_in": request.query_lists.get("state_in", [])}
-        try:
-            query = ListQuery.model_validate(values)
-        except ValidationError as error:
-            raise invalid(error) from None
+        query = checked(ListQuery, values)
         return self._rollouts.listing(query.state_in, query.limit)
 
     def _terminal(self, request: ApiRequest) -> Any:
@@ -110,7 +106,7 @@ class _Routes:
         return self._events.post(name, attempt, request.parse_body(NewEvent))
 
     def _register(self, request: ApiRequest) -> Response:
-        return _created(self._models.register(_listed(request, ModelServers, "models").models))
+        return _created(self._models.register(checked(ModelServers, {"models": request.body}).models))
 
     def _delete_models(self, request: ApiRequest) -> Any:
         self._models.delete_all()
@@ -118,14 +114,6 @@ class _Routes:
 
     def _agents_call(self, request: ApiRequest) -> Any:
         raise NotFound("agents outside the farm are not proxied: the farm runs the rollouts itself, on these servers")
-
-
-def _listed(request: ApiRequest, kind: Any, name: str) -> Any:
-    """Return a body that is a list as a request with the list under a name. Raises InvalidRequest."""
-    try:
-        return kind.model_validate({name: request.body})
-    except ValidationError as error:
-        raise invalid(error) from None
 
 
 def _created(result: Any) -> Response:

@@ -22,7 +22,7 @@ from farm.api.auth import RouteScopes
 from farm.api.e2b.agent_files import AgentFiles, AgentSandbox
 from farm.api.e2b.agent_processes import AgentProcesses
 from farm.api.e2b.connect_rpc import STREAM, ConnectError, SandboxMissing, connect_error, refuse_with_code, stream_end
-from farm.api.endpoints import Endpoints, LongPoll
+from farm.api.endpoints import Endpoints
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope, current_caller
@@ -35,7 +35,6 @@ from farm.records.lending.borrowed_sandbox import (
     BorrowedSandbox,
     BorrowRequest,
     Labels,
-    SandboxState,
     check_borrower,
 )
 from farm.records.request_values import Name, Request
@@ -218,10 +217,8 @@ class RestSandboxes:
 
     async def _running(self, state: BorrowedSandbox, request: ApiRequest) -> BorrowedSandbox:
         """Return a sandbox once it runs, with a lease that begins then. Raises SandboxEnded if it does not start."""
-        while _is_pending(state):
-            ask = partial(self._borrower.get, state.sandbox_id)
-            wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), _WAIT_S)
-            state = await self._endpoints.wait_until(wanted)
+        while state.pending:
+            state = await self._endpoints.await_sandbox(state, _WAIT_S)
             if self._endpoints.is_closed or await request.is_disconnected():
                 raise FarmUnreachable("this API process ends, or its client has left: send the request again")
             if not state.ended:
@@ -286,10 +283,6 @@ class RestSandboxes:
         """End a sandbox."""
         self._borrower.stop(self._open(request).sandbox_id)
         return Response(status_code=204)
-
-
-def _is_pending(state: BorrowedSandbox) -> bool:
-    return state.state in (SandboxState.WAITING, SandboxState.STARTING)
 
 
 def _is_own(state: BorrowedSandbox) -> bool:

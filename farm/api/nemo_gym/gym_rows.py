@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from farm.api.protocols import ROW_READERS, columns_without, content_hash, known_handler
-from farm.client.request_checks import invalid
+from farm.client.request_checks import checked
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest
 from farm.records.request_values import Count, Name, Request
@@ -110,10 +110,7 @@ class RowIdentity:
 
 def row_names(row: Any) -> RowNames:
     """Return the validated columns of the protocol. Raises InvalidRequest naming each invalid one."""
-    try:
-        names = RowNames.model_validate(row)
-    except ValidationError as error:
-        raise invalid(error) from None
+    names = checked(RowNames, row)
     if names.rollout_id is not None and not _ROLLOUT_ID.fullmatch(names.rollout_id):
         raise InvalidRequest(
             "must consist of letters, digits, dots, dashes and underscores, and begin with a letter or digit",
@@ -154,14 +151,9 @@ def batch_request(names: RowNames, row: Mapping[str, Any], key: str) -> BatchReq
     else:
         values["model"] = model
     try:
-        return BatchRequest.model_validate(values)
-    except ValidationError as error:
-        raise named_as_sent(invalid(error)) from None
-
-
-def named_as_sent(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the row's names in place of the batch's fields."""
-    return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
+        return checked(BatchRequest, values)
+    except InvalidRequest as error:
+        raise error.renamed(sent_name) from None
 
 
 def _handler_of(names: RowNames) -> str:
@@ -210,7 +202,8 @@ _SENT = {
 }
 
 
-def _sent(field: str) -> str:
+def sent_name(field: str) -> str:
+    """Return the row's name of a field of the batch."""
     if field.startswith("instances[0]"):
         rest = field.removeprefix("instances[0]").removeprefix(".fields").removeprefix(".")
         return rest or "row"

@@ -24,10 +24,18 @@ from farm.api.nemo_gym.gym_rows import (
     RowNames,
     batch_request,
     identity_of,
-    named_as_sent,
     row_names,
+    sent_name,
 )
-from farm.api.protocols import WireProtocol, await_batch, columns_without, reasoning_and_text, refuse_with_detail
+from farm.api.protocols import (
+    WireProtocol,
+    await_batch,
+    columns_without,
+    exact_tokens,
+    longest_row,
+    reasoning_and_text,
+    refuse_with_detail,
+)
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
@@ -36,7 +44,7 @@ from farm.errors import Conflict, InvalidRequest, ServiceError
 from farm.ids import rollout_id
 from farm.records.request_values import Request
 from farm.records.rollout import Outcome, Rollout
-from farm.records.trajectory import Message, ModelCall, ToolSchema, calls_of_segments, tools_by_call
+from farm.records.trajectory import Message, ModelCall, ToolSchema, tools_by_call
 from farm.store.reports import keyed_rollouts
 
 Item = dict[str, Any]
@@ -102,15 +110,6 @@ def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls:
     return result | {"reward": rollout.reward, "response": _response(names, rollout, row_calls, tools)}
 
 
-def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
-    """Return the calls of the training row with the most sampled tokens; all calls where ids are unknown.
-
-    A client joins the tokens of an answer to one row, so each call must begin with those before it.
-    """
-    rows = calls_of_segments(calls)
-    return max(rows, key=lambda row: sum(call.n_response_tokens for call in row)) if rows else calls
-
-
 def output_items(calls: Sequence[ModelCall]) -> list[Item]:
     """Return the items that a model and its tools added to the input; the last of a call has its tokens."""
     output: list[Item] = []
@@ -119,21 +118,12 @@ def output_items(calls: Sequence[ModelCall]) -> list[Item]:
             output += [_input_item(message) for message in call.messages]
         items = _sampled_items(call)
         if call.token_exact:
-            items[-1] |= _tokens(call)
+            prompt, response, logprobs = exact_tokens(call)
+            tokens = {"prompt_token_ids": prompt, "generation_token_ids": response, "generation_log_probs": logprobs}
+            items[-1] |= tokens
         output += items
         output += [_input_item(message) for message in call.observations]
     return output
-
-
-def _tokens(call: ModelCall) -> Item:
-    assert call.prompt_ids is not None
-    assert call.response_ids is not None
-    assert call.response_logprobs is not None
-    return {
-        "prompt_token_ids": call.prompt_ids.tolist(),
-        "generation_token_ids": call.response_ids.tolist(),
-        "generation_log_probs": call.response_logprobs.tolist(),
-    }
 
 
 def _sampled_items(call: ModelCall) -> list[Item]:
@@ -331,7 +321,7 @@ def _submitted(farm: LocalFarm, request: ApiRequest) -> SubmittedRow:
     try:
         return SubmittedRow(row, names, identity, farm.submit(batch))
     except InvalidRequest as error:
-        raise named_as_sent(error) from None
+        raise error.renamed(sent_name) from None
     except Conflict:
         message = (
             f"_ng_rollout_id {names.rollout_id!r} belongs to a different request: use another one, or a new attempt"

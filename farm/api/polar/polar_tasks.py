@@ -9,12 +9,12 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from sqlalchemy import Connection
 
-from farm.api.protocols import KeptState, content_hash, known_handler
+from farm.api.protocols import KeptState, content_hash, exact_tokens, known_handler
 from farm.client.local import LocalFarm
-from farm.client.request_checks import HANDLERS, invalid
+from farm.client.request_checks import HANDLERS, checked
 from farm.errors import Conflict, InvalidRequest, NotFound, ServiceError
 from farm.notifications import Signals
 from farm.plugins import installed, load
@@ -130,9 +130,9 @@ def task_batch(task: PolarTask) -> BatchRequest:
         "metadata": {"task": task.model_dump(mode="json", exclude={"evaluator": {"config"}})},
     }
     try:
-        return BatchRequest.model_validate(values)
-    except ValidationError as error:
-        raise named_as_sent(invalid(error)) from None
+        return checked(BatchRequest, values)
+    except InvalidRequest as error:
+        raise error.renamed(_sent_name) from None
 
 
 def _instruction_field(handler: str) -> str:
@@ -147,11 +147,6 @@ def _instruction_field(handler: str) -> str:
     raise InvalidRequest(f"is not used by {handler!r}: leave it empty, as its config is complete", field="instruction")
 
 
-def named_as_sent(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the task's names in place of the batch's fields."""
-    return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
-
-
 _SENT: Mapping[str, str] = {
     "limits.run_s": f"metadata.{_AGENT_TIMEOUT}",
     "sampling.seed": f"metadata.{_SEED}",
@@ -161,7 +156,8 @@ _SENT: Mapping[str, str] = {
 }
 
 
-def _sent(field: str) -> str:
+def _sent_name(field: str) -> str:
+    """Return the task's name of a field of the batch."""
     if field in _SENT:
         return _SENT[field]
     if field.startswith("instances[0]"):
@@ -189,7 +185,7 @@ class PolarTasks:
         try:
             return self._farm.submit(request)
         except InvalidRequest as error:
-            raise named_as_sent(error) from None
+            raise error.renamed(_sent_name) from None
         except Conflict:
             raise Conflict(f"task {task.task_id} belongs to a different request: use another task_id") from None
 
@@ -373,15 +369,9 @@ def _of_call(call: ModelCall, rollout: Rollout, tools: list[ToolSchema]) -> Valu
     tokens: Value = {"prompt_ids": [], "response_ids": [], "loss_mask": [], "response_logprobs": None}
     differs = "an engine saw another token than it was sent" if call.mismatch is not None else ""
     if call.token_exact:
-        assert call.prompt_ids is not None
-        assert call.response_ids is not None
-        assert call.response_logprobs is not None
-        tokens = {
-            "prompt_ids": call.prompt_ids.tolist(),
-            "response_ids": call.response_ids.tolist(),
-            "loss_mask": [0 if differs else 1] * len(call.response_ids),
-            "response_logprobs": call.response_logprobs.tolist(),
-        }
+        prompt, response, logprobs = exact_tokens(call)
+        mask = [0 if differs else 1] * len(response)
+        tokens = {"prompt_ids": prompt, "response_ids": response, "loss_mask": mask, "response_logprobs": logprobs}
     messages = {"prompt_messages": call.messages, "response_messages": [call.response]}
     return {**tokens, **messages, "tools": tools or None, **_end(call, rollout, differs)}
 

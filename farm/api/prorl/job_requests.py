@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from farm.api.protocols import columns_without, content_hash, known_handler
-from farm.client.request_checks import invalid
+from farm.client.request_checks import checked
 from farm.errors import InvalidRequest, UnknownHandler
 from farm.records.request import MAX_INSTANCE_BYTES, BatchRequest
 from farm.records.request_values import Count, Name, Request
@@ -173,15 +173,7 @@ class SamplingMix(Request):
 
 def sampling_of(request: ProcessRequest) -> SamplingMix:
     """Return the validated `sampling_params`. Raises InvalidRequest naming each refused key."""
-    try:
-        return SamplingMix.model_validate(request.sampling_params)
-    except ValidationError as error:
-        raise invalid(error, "sampling_params") from None
-
-
-def content_of(request: ProcessRequest) -> str:
-    """Return a hash of the request."""
-    return content_hash([request.instance, request.sampling_params])
+    return checked(SamplingMix, request.sampling_params, "sampling_params")
 
 
 def job_of(request: ProcessRequest) -> str:
@@ -193,7 +185,7 @@ def job_of(request: ProcessRequest) -> str:
         size_of(request.instance, MAX_INSTANCE_BYTES)
     except ValueError as error:
         raise InvalidRequest(str(error), field="instance") from None
-    return f"{named_job(request.job_id)}:{content_of(request)}"
+    return f"{named_job(request.job_id)}:{content_hash([request.instance, request.sampling_params])}"
 
 
 def named_job(job_id: str | None) -> str:
@@ -258,17 +250,13 @@ def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, k
     else:
         values["model"] = sampling.model_name
     try:
-        return BatchRequest.model_validate(values)
-    except ValidationError as error:
-        raise named_as_sent(invalid(error)) from None
+        return checked(BatchRequest, values)
+    except InvalidRequest as error:
+        raise error.renamed(sent_name) from None
 
 
-def named_as_sent(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with this protocol's names in place of the batch's fields."""
-    return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
-
-
-def _sent(field: str) -> str:
+def sent_name(field: str) -> str:
+    """Return this protocol's name of a field of the batch."""
     if field.startswith("instances"):
         rest = field.removeprefix("instances[0]").removeprefix(".")
         return ".".join(filter(None, ["instance", rest.removeprefix("fields").removeprefix(".")]))

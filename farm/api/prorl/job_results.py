@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.api.prorl.job_requests import SamplingMix
-from farm.api.protocols import reasoning_and_text
+from farm.api.protocols import exact_tokens, longest_row, reasoning_and_text
 from farm.records.rollout import Outcome, Rollout, Stage, State, Timing
-from farm.records.trajectory import Message, ModelCall, ToolSchema, calls_of_segments, tools_by_call
+from farm.records.trajectory import Message, ModelCall, ToolSchema, tools_by_call
 
 _RESOLVED = 0.99
 _FINISHED = (Outcome.SUBMITTED, Outcome.ANSWERED)
@@ -131,8 +131,7 @@ def conversation(calls: Sequence[ModelCall], with_tokens: bool, end_thinking: bo
     With `end_thinking`, an answer that begins to reason and does not stop is closed, with its calls as text, and is the
     last one.
     """
-    rows = calls_of_segments(calls)
-    chosen = max(rows, key=_n_sampled) if rows else tuple(calls)
+    chosen = longest_row(calls)
     tools = tools_by_call(calls)[chosen[0].index] if chosen else []
     result: list[WireMessage] = []
     n_seen = 0
@@ -150,10 +149,6 @@ def conversation(calls: Sequence[ModelCall], with_tokens: bool, end_thinking: bo
     return Conversation(result, tools, True)
 
 
-def _n_sampled(row: Sequence[ModelCall]) -> int:
-    return sum(call.n_response_tokens for call in row)
-
-
 def _put(between: Sequence[Message], call: ModelCall, n_seen: int, with_tokens: bool) -> list[WireMessage]:
     """Return the messages between two answers; the first of them has the ids of them all."""
     result = [_plain(message) for message in between]
@@ -169,12 +164,8 @@ def _answer(call: ModelCall, with_tokens: bool) -> WireMessage:
     message = _plain(call.response)
     message["role"] = "assistant"
     if with_tokens and call.token_exact:
-        assert call.prompt_ids is not None
-        assert call.response_ids is not None
-        assert call.response_logprobs is not None
-        ids = call.response_ids.tolist()
-        message |= {"token_ids": ids, "input_ids": call.prompt_ids.tolist(), "output_ids": ids}
-        message["logprobs"] = call.response_logprobs.tolist()
+        prompt, ids, logprobs = exact_tokens(call)
+        message |= {"token_ids": ids, "input_ids": prompt, "output_ids": ids, "logprobs": logprobs}
     return message
 
 

@@ -347,7 +347,7 @@ class Jobs:
         try:
             batch_id = self._farm.submit(batch)
         except InvalidRequest as error:
-            raise job_requests.named_as_sent(error) from None
+            raise error.renamed(job_requests.sent_name) from None
         newest = self.session()
         if not newest.running or newest.number != session.number:
             # the session was stopped in between, and the stop may have missed this job

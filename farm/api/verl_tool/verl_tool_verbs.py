@@ -21,14 +21,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from starlette.routing import BaseRoute
 
 from farm.api.auth import RouteScopes
-from farm.api.endpoints import N_THREADS, Endpoints, LongPoll
+from farm.api.endpoints import N_THREADS, Endpoints
 from farm.api.protocols import WireProtocol, content_hash, refuse_with_detail
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.callers import Scope
@@ -37,7 +36,7 @@ from farm.client.http_errors import ProblemDetails
 from farm.client.request_checks import checked, invalid
 from farm.client.sandboxes.node_line import SentCall
 from farm.errors import Conflict, FarmError, InvalidRequest, NotFound, Overloaded, SandboxEnded, ServiceError
-from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest, SandboxState
+from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest
 from farm.records.lending.sandbox_calls import CALL_S, ForgetCall, SandboxToolCall, ToolResult
 from farm.records.request_values import Name, Request
 from farm.records.sandbox_spec import SandboxSpec
@@ -181,14 +180,11 @@ class TrajectorySandboxes:
                 if clock() > deadline:
                     raise
                 await asyncio.sleep(_PAUSE_S)
-        if _is_pending(state):
-            ask = partial(self._borrower.get, state.sandbox_id)
-            left_s = deadline - clock()
-            wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), left_s, _POLL_S)
-            state = await self._endpoints.wait_until(wanted)
+        if state.pending:
+            state = await self._endpoints.await_sandbox(state, deadline - clock(), _POLL_S)
         if state.ended:
             raise state.ended_error()
-        if _is_pending(state):
+        if state.pending:
             self._check_open()
             raise Overloaded(f"sandbox {state.sandbox_id} is still {state.state} after {wait_s:g} s")
         return state.sandbox_id
@@ -218,10 +214,6 @@ class TrajectorySandboxes:
 
 def _name(step: TrajectoryStep) -> str:
     return f"{_PREFIX}{step.trajectory_id}"
-
-
-def _is_pending(state: BorrowedSandbox) -> bool:
-    return state.state in (SandboxState.WAITING, SandboxState.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +275,7 @@ def _spec(extra: dict[str, Any], index: int) -> SandboxSpec:
         return SandboxSpec.model_validate(extra[SANDBOX_FIELD])
     except ValidationError as error:
         place = f"extra_fields[{index}].{SANDBOX_FIELD}"
-        named = [(f"{place}.{field}".rstrip("."), text) for field, text in invalid(error).complaints]
-        raise InvalidRequest.of(named) from None
+        raise invalid(error).renamed(lambda field: f"{place}.{field}".rstrip(".")) from None
 
 
 @dataclass(slots=True)

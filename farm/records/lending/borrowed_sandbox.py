@@ -79,6 +79,11 @@ class BorrowedSandbox:
     disk_mb: int = 0
 
     @property
+    def pending(self) -> bool:
+        """True until it runs or has ended."""
+        return self.state in (SandboxState.WAITING, SandboxState.STARTING)
+
+    @property
     def ended(self) -> bool:
         return self.state is SandboxState.ENDED
 
