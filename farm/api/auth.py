@@ -135,11 +135,7 @@ class KeyMiddleware:
             return
         headers = scope["headers"]
         shown = [value for name, value in headers if name in (b"x-api-key", b"x-access-token")]
-        shown += [
-            _key_in(value)
-            for name, value in headers
-            if name == b"authorization" and not _is_user_without_password(value)
-        ]
+        shown += [key for name, value in headers if name == b"authorization" for key in _keys_in(value)]
         if not shown and scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -162,28 +158,18 @@ class KeyMiddleware:
                 await self._app({**scope, "farm.caller": caller, "farm.key": key}, receive, send)
 
 
-def _is_user_without_password(value: bytes) -> bool:
-    scheme, _, rest = value.partition(b" ")
-    return scheme.lower() == b"basic" and not _key_in(value) and _user_in(rest) != b""
-
-
-def _user_in(encoded: bytes) -> bytes:
-    try:
-        return base64.b64decode(encoded, validate=True).partition(b":")[0]
-    except ValueError:
-        return b""
-
-
-def _key_in(value: bytes) -> bytes:
-    scheme, _, rest = value.partition(b" ")
+def _keys_in(authorization: bytes) -> list[bytes]:
+    """Return the key in the value of a header, empty if it is unreadable; no key for a user without a password."""
+    scheme, _, rest = authorization.partition(b" ")
     if scheme.lower() == b"bearer":
-        return rest
+        return [rest]
     if scheme.lower() != b"basic":
-        return b""
+        return [b""]
     try:
-        return base64.b64decode(rest, validate=True).partition(b":")[2]
+        user, _, password = base64.b64decode(rest, validate=True).partition(b":")
     except ValueError:
-        return b""
+        return [b""]
+    return [] if user and not password else [password]
 
 
 def guarded(routes: Sequence[BaseRoute], scopes: RouteScopes, refuse: Refuse) -> list[BaseRoute]:

@@ -74,8 +74,6 @@ _MOST = 512
 """The maximum number of streams of one process: each reads the store now and then."""
 _ROLLOUTS, _GROUPS = 64, 8
 """The maximum number of rollouts, and of groups, that are read at a time."""
-
-
 ENDPOINTS = EndpointTable()
 
 
@@ -125,15 +123,13 @@ async def events(endpoints: Endpoints, id: str, request: ApiRequest, query: Even
 )
 async def ended(endpoints: Endpoints, id: str, query: EndedQuery) -> Page:
     ask = partial(endpoints.farm.page, id, query.cursor, query.groups, query.limit)
-    page: Page = await endpoints.wait_until(LongPoll(id, ask, lambda page: page.settled, query.wait_s))
-    return page
+    return await endpoints.wait_until(LongPoll(id, ask, lambda page: page.settled, query.wait_s))
 
 
 @ENDPOINTS.add("GET", "/v1/batches/{id}/open", "Tells if a batch has open rollouts.", Scope.READ)
 async def has_open(endpoints: Endpoints, id: str, query: OpenQuery) -> bool:
     ask = partial(endpoints.farm.has_open, id)
-    is_open: bool = await endpoints.wait_until(LongPoll(id, ask, lambda is_open: not is_open, query.wait_s))
-    return is_open
+    return await endpoints.wait_until(LongPoll(id, ask, lambda is_open: not is_open, query.wait_s))
 
 
 @ENDPOINTS.add("GET", "/v1/batches/{id}/acknowledged", "A consumer's cursor.", Scope.READ)
@@ -220,10 +216,7 @@ def keyed_batches(farm: LocalFarm, body: BatchKeys) -> Sequence[KeyedBatch]:
 
 
 @ENDPOINTS.add(
-    "POST",
-    "/v1/instances",
-    "The submitted instances of these groups, for submitting them again.",
-    Scope.SUBMIT,
+    "POST", "/v1/instances", "The submitted instances of these groups, for submitting them again.", Scope.SUBMIT
 )
 def instances(farm: LocalFarm, body: GroupIds) -> Sequence[Instance]:
     return farm.runs.instances(body.group_ids)
@@ -301,7 +294,7 @@ async def _events(endpoints: Endpoints, batch_id: str, cursor: int, groups: bool
             ask = partial(endpoints.farm.page, batch_id, cursor, groups, _GROUPS if groups else _ROLLOUTS)
             poll = LongPoll(batch_id, ask, lambda page: page.settled, _ALIVE_S, _POLL_S)
             try:
-                page: Page = await endpoints.wait_until(poll)
+                page = await endpoints.wait_until(poll)
             except ServiceError:
                 # wait for an unavailable database, as other clients do
                 await asyncio.sleep(_AGAIN_S)

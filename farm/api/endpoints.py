@@ -181,12 +181,12 @@ def page_after(items: Sequence[T], limit: int, last: str | None, key: Callable[[
 
 
 @dataclass(frozen=True, slots=True)
-class LongPoll:
+class LongPoll(Generic[T]):
     """A query that is repeated until its result is settled or `wait_s` are over; it occupies no thread in between."""
 
     batch_id: str
-    ask: Callable[[], Any]
-    settled: Callable[[Any], bool]
+    ask: Callable[[], T]
+    settled: Callable[[T], bool]
     wait_s: float
     poll_s: float = POLL_S
     """Seconds between two queries without a notification."""
@@ -382,10 +382,10 @@ class Endpoints:
         except TimeoutError:
             raise BrokerUnavailable("the broker does not answer") from None
 
-    async def wait_until(self, wanted: LongPoll) -> Any:
+    async def wait_until(self, wanted: LongPoll[T]) -> T:
         """Return the result of a query once it is settled, or the last one when its time is over."""
 
-        async def ask() -> Any:
+        async def ask() -> T:
             if wanted.is_given_up is not None and await wanted.is_given_up():
                 raise ClientDisconnect
             await KEY_CHECK.get()()
@@ -396,10 +396,7 @@ class Endpoints:
     async def await_sandbox(self, state: BorrowedSandbox, wait_s: float, poll_s: float = POLL_S) -> BorrowedSandbox:
         """Return the state of a borrowed sandbox once it runs or has ended, or the last one after `wait_s`."""
         ask = partial(self.farm.sandboxes.get, state.sandbox_id)
-        result: BorrowedSandbox = await self.wait_until(
-            LongPoll(state.sandbox_id, ask, lambda now: not now.pending, wait_s, poll_s)
-        )
-        return result
+        return await self.wait_until(LongPoll(state.sandbox_id, ask, lambda now: not now.pending, wait_s, poll_s))
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
         """Return the result of a function that is run in a thread, for the caller of the request."""

@@ -137,7 +137,7 @@ async def await_batch(
     """
     deadline = asyncio.get_running_loop().time() + wait_s
     has_open = endpoints.farm.has_open
-    is_open: bool = await endpoints.wait_until(
+    is_open = await endpoints.wait_until(
         LongPoll(batch_id, lambda: has_open(batch_id), lambda is_open: not is_open, wait_s, _POLL_S, is_disconnected)
     )
     if not is_open:

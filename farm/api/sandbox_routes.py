@@ -59,7 +59,7 @@ def newest(farm: LocalFarm, query: SandboxesQuery) -> ListPage[BorrowedSandbox]:
 
 @ENDPOINTS.add("GET", _ONE, "A borrowed sandbox, once it runs or has ended, or after wait_s.", Scope.READ)
 async def watched(endpoints: Endpoints, reference: str, query: OpenQuery) -> BorrowedSandbox:
-    state: BorrowedSandbox = await endpoints.run(endpoints.farm.sandboxes.get, reference)
+    state = await endpoints.run(endpoints.farm.sandboxes.get, reference)
     return await endpoints.await_sandbox(state, query.wait_s) if query.wait_s and state.pending else state
 
 

@@ -286,7 +286,7 @@ class _Routes:
         return [
             endpoints.route("POST", "/run", self._run),
             endpoints.post("/v1/responses", self._unscored, takes_body=False),
-            endpoints.post("/aggregate_metrics", lambda request: _aggregated(request)),
+            endpoints.post("/aggregate_metrics", self._aggregate),
             *(endpoints.health(path) for path in _HEALTH),
         ]
 
@@ -302,6 +302,9 @@ class _Routes:
         if submitted.identity.key and not submitted.identity.is_lasting and not await is_disconnected():
             await endpoints.run(self._farm.acknowledge_up_to, submitted.batch_id, rollout.cursor, _CONSUMER)
         return result
+
+    def _aggregate(self, request: ApiRequest) -> dict[str, Any]:
+        return aggregate(request.parse_body(AggregateRequest).verify_responses)
 
     def _unscored(self, request: ApiRequest) -> Any:
         raise RequestRejected(ProblemDetails(501, "NotAllowed", _UNSCORED))
@@ -348,10 +351,6 @@ def _result(farm: LocalFarm, submitted: SubmittedRow) -> tuple[Rollout, dict[str
     name = rollout_id(submitted.batch_id, 0, 0)
     rollout = farm.rollout(name)
     return rollout, run_result(submitted.row, submitted.names, rollout, farm.calls(name))
-
-
-def _aggregated(request: ApiRequest) -> dict[str, Any]:
-    return aggregate(request.parse_body(AggregateRequest).verify_responses)
 
 
 PROTOCOL = WireProtocol(lambda endpoints: _Routes(endpoints).routes(), refuse_with_detail, _SCOPES)

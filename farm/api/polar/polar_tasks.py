@@ -178,7 +178,7 @@ class PolarTasks:
         Raises InvalidRequest, UnknownHandler, Conflict, and ServiceError if there is no engine.
         """
         request = task_batch(task)
-        if self._cancelled_before(task.task_id):
+        if time.time() < self._tombstone(task.task_id).read().get("until", 0.0):
             raise Conflict(f"task {task.task_id} was cancelled before submission")
         if not self._farm.engines():
             raise ServiceError("there is no engine: add one to the farm, `farm engines add`")
@@ -240,10 +240,11 @@ class PolarTasks:
     def _status(self, task_id: str, batch: KeyedBatch) -> dict[str, Any]:
         rollouts = self._farm.rollouts(batch.batch_id)
         ended = [each for each in rollouts if each.finished_at is not None]
+        n_cancelled = sum(each.state is State.CANCELLED for each in rollouts)
         builder = batch.metadata["task"]["builder"]["strategy"]
         return {
             "task_id": task_id,
-            "status": _task_status(rollouts),
+            "status": _status_of(len(rollouts), len(ended), n_cancelled),
             "total_sessions": len(rollouts),
             "completed_sessions": len(ended),
             "results": [self._result(task_id, builder, each) for each in ended],
@@ -256,10 +257,6 @@ class PolarTasks:
 
     def _tombstone(self, task_id: str) -> KeptState:
         return KeptState(self._farm.runs, key_of_task(task_id))
-
-    def _cancelled_before(self, task_id: str) -> bool:
-        until: float = self._tombstone(task_id).read().get("until", 0.0)
-        return time.time() < until
 
 
 def callback_body(store: Store, batch_id: str) -> dict[str, Any]:
@@ -284,11 +281,6 @@ def _lines(connection: Connection, query: PolarTasksQuery) -> Iterator[dict[str,
         is_requested = query.status in (None, line["status"]) and query.harness in (None, line["harness"])
         if is_requested and (query.since is None or each.updated_at >= query.since):
             yield line
-
-
-def _task_status(rollouts: Sequence[Rollout]) -> str:
-    n_ended = sum(each.finished_at is not None for each in rollouts)
-    return _status_of(len(rollouts), n_ended, sum(each.state is State.CANCELLED for each in rollouts))
 
 
 def _status_of(n_sessions: int, n_ended: int, n_cancelled: int) -> str:

@@ -299,7 +299,7 @@ class Jobs:
             raise InvalidRequest(error.complaints[0][1], field="address") from None
 
         def add(session: Session) -> Session:
-            return _with_servers(session, tuple(dict.fromkeys([*session.servers, address])))
+            return replace(session, servers=tuple(dict.fromkeys([*session.servers, address])))
 
         return change(self._farm.runs, self._client, add)
 
@@ -308,7 +308,7 @@ class Jobs:
 
         Rollouts of earlier epochs without a waiting request are cancelled.
         """
-        session = change(self._farm.runs, self._client, lambda session: _with_servers(next_epoch(session), ()))
+        session = change(self._farm.runs, self._client, lambda session: replace(next_epoch(session), servers=()))
         if session.running:
             self._end_abandoned(session)
         return session
@@ -391,10 +391,6 @@ class Jobs:
     def _cancel(self, batch_ids: Iterable[str]) -> None:
         for batch_id in batch_ids:
             self._farm.cancel(batch_id)
-
-
-def _with_servers(session: Session, servers: tuple[str, ...]) -> Session:
-    return replace(session, servers=servers)
 
 
 def check_lists_models(server: str, key: str | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, cast
 from farm import task_archive
 from farm.client.request_checks import checked
 from farm.errors import FarmError, Overloaded
-from farm.records.lending.borrowed_sandbox import LEASE_S, BorrowedSandbox, BorrowRequest, SandboxState
+from farm.records.lending.borrowed_sandbox import LEASE_S, BorrowedSandbox, BorrowRequest
 from farm.records.lending.sandbox_calls import (
     CALL_S,
     CloseShellCall,
@@ -93,7 +93,7 @@ class Borrower(ABC):
         deadline = time.monotonic() + wait_s
         state = self.begin(request)
         try:
-            while state.state in (SandboxState.WAITING, SandboxState.STARTING):
+            while state.pending:
                 left_s = deadline - time.monotonic()
                 if not left_s > 0:
                     raise Overloaded(f"no sandbox started in {wait_s:g} s (still {state.state}): try again later")

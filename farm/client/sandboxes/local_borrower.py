@@ -82,14 +82,14 @@ class LocalBorrower(Borrower):
     def watched(self, reference: str, wait_s: float) -> BorrowedSandbox:
         deadline = time.monotonic() + wait_s
         state = self._read(reference)
-        if state.state not in (SandboxState.WAITING, SandboxState.STARTING) or wait_s <= 0:
+        if not state.pending or wait_s <= 0:
             return state
         listener = self._signals.listen(ENDED)
         try:
             while (left_s := deadline - time.monotonic()) > 0:
                 listener.wait(min(left_s, _POLL_S), lambda channel, message: message == state.sandbox_id)
                 now = self._read(state.sandbox_id)
-                if now.state not in (SandboxState.WAITING, SandboxState.STARTING):
+                if not now.pending:
                     return now
         finally:
             listener.close()
