@@ -318,7 +318,8 @@ def session_result(
         error = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{reason}"
         traces: list[Value] = []
     elif builder == "prefix_merging":
-        traces = [_merged(row, row_calls, rollout, tools[row_calls[0].index]) for row, row_calls in _rows(calls)]
+        rows = zip(segments(calls), calls_of_segments(calls), strict=True)
+        traces = [_merged(row, row_calls, rollout, tools[row_calls[0].index]) for row, row_calls in rows]
     else:
         traces = [_of_call(call, rollout, tools[call.index]) for call in calls]
     metadata = {"record_count": len(calls), "outcome": str(rollout.outcome), "outcome_reward": rollout.reward}
@@ -332,10 +333,6 @@ def session_result(
         "error": error,
         "metadata": {"sample_index": rollout.sample_index, "instance_id": rollout.instance_id},
     }
-
-
-def _rows(calls: Sequence[ModelCall]) -> Sequence[tuple[Segment, Sequence[ModelCall]]]:
-    return list(zip(segments(calls), calls_of_segments(calls), strict=True))
 
 
 def _merged(row: Segment, calls: Sequence[ModelCall], rollout: Rollout, tools: list[ToolSchema]) -> Value:

@@ -31,7 +31,6 @@ from farm.api.prorl.job_requests import ProcessRequest, SamplingMix
 from farm.api.prorl.job_results import result_of
 from farm.api.protocols import KeptState, content_hash
 from farm.client.local import LocalFarm
-from farm.client.verb_groups import Runs
 from farm.configuration.service_urls import normal_url
 from farm.errors import FarmError, InvalidRequest, NotAllowed, NotFound, ServiceError
 from farm.ids import rollout_id
@@ -178,40 +177,13 @@ class Session:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the idempotency keys of its keyed_rollouts."""
+        """The prefix of the idempotency keys of its rollouts."""
         return f"prorl:{self.client}:{self.number}:"
 
     @property
     def job_prefix(self) -> str:
         """The prefix of the idempotency keys of the current epoch."""
         return f"{self.prefix}{self.epoch}:"
-
-
-def current(runs: Runs, client: str) -> Session:
-    """Return a client's newest session."""
-    return _session(_state(runs, client).read(), client)
-
-
-def change(runs: Runs, client: str, to: Callable[[Session], Session]) -> Session:
-    """Replace a client's newest session by `to(session)`, and return it. `to` may run more than once, and may raise."""
-
-    def changed(record: Mapping[str, Any]) -> Mapping[str, Any]:
-        session = to(_session(record, client))
-        return {**asdict(session), "servers": list(session.servers)}
-
-    return _session(_state(runs, client).change(changed), client)
-
-
-def started(session: Session) -> Session:
-    return replace(session, number=session.number + 1, running=True, epoch=0)
-
-
-def next_epoch(session: Session) -> Session:
-    return replace(session, epoch=session.epoch + 1)
-
-
-def _state(runs: Runs, client: str) -> KeptState:
-    return KeptState(runs, f"prorl:{client}")
 
 
 def _session(record: Mapping[str, Any], client: str) -> Session:
@@ -253,9 +225,20 @@ class Jobs:
         self._farm = farm
         self._askers = askers
         self._client = client
+        self._state = KeptState(farm.runs, f"prorl:{client}")
 
     def session(self) -> Session:
-        return current(self._farm.runs, self._client)
+        """Return the client's newest session."""
+        return _session(self._state.read(), self._client)
+
+    def _change(self, to: Callable[[Session], Session]) -> Session:
+        """Replace the newest session by `to(session)`, and return it. `to` may run more than once, and may raise."""
+
+        def changed(record: Mapping[str, Any]) -> Mapping[str, Any]:
+            session = to(_session(record, self._client))
+            return {**asdict(session), "servers": list(session.servers)}
+
+        return _session(self._state.change(changed), self._client)
 
     def running(self) -> Session:
         """Return the running session. Raises ServerNotRunning."""
@@ -271,9 +254,11 @@ class Jobs:
         def begin(session: Session) -> Session:
             nonlocal was_running
             was_running = session.running
-            return next_epoch(session) if was_running else started(session)
+            if was_running:
+                return replace(session, epoch=session.epoch + 1)
+            return replace(session, number=session.number + 1, running=True, epoch=0)
 
-        session = change(self._farm.runs, self._client, begin)
+        session = self._change(begin)
         if was_running:
             self._end_abandoned(session)
             raise NotAllowed("Server is already running")
@@ -288,7 +273,7 @@ class Jobs:
         def end(newest: Session) -> Session:
             return newest if newest.number != session.number else replace(newest, running=False)
 
-        change(self._farm.runs, self._client, end)
+        self._change(end)
         self._cancel(self._open(session))
 
     def add_server(self, address: str) -> Session:
@@ -301,14 +286,14 @@ class Jobs:
         def add(session: Session) -> Session:
             return replace(session, servers=tuple(dict.fromkeys([*session.servers, address])))
 
-        return change(self._farm.runs, self._client, add)
+        return self._change(add)
 
     def clear_servers(self) -> Session:
         """Remove the added servers, and begin an epoch; jobs that run there continue.
 
         Rollouts of earlier epochs without a waiting request are cancelled.
         """
-        session = change(self._farm.runs, self._client, lambda session: replace(next_epoch(session), servers=()))
+        session = self._change(lambda session: replace(session, epoch=session.epoch + 1, servers=()))
         if session.running:
             self._end_abandoned(session)
         return session

@@ -272,7 +272,8 @@ class RexSandbox:
 
     async def execute(self, command: RexCommand) -> Mapping[str, Any]:
         """Run a command outside sessions."""
-        argv = _argv(command)
+        words = [command.command] if isinstance(command.command, str) else command.command
+        argv = ["/bin/sh", "-c", *words] if command.shell else words
         call = checked(
             ExecCall,
             {
@@ -355,11 +356,6 @@ class RexSandbox:
     async def _call(self, call: Request, part: str) -> Any:
         call_id = content_hash([self._key, part]) if self._key else ""
         return await call_sandbox(self._endpoints, self._reference, call, call_id)
-
-
-def _argv(command: RexCommand) -> list[str]:
-    words = [command.command] if isinstance(command.command, str) else command.command
-    return ["/bin/sh", "-c", *words] if command.shell else words
 
 
 def _expected(texts: Sequence[str]) -> list[str]:
