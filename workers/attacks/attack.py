@@ -35,5 +35,10 @@ class AttackPlan:
     solution: Attack | None = None
 
 
+def of_class(kind: str, codes: Mapping[str, str | tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return code by name, each with its class: `kind`, unless an entry names its own."""
+    return {name: (kind, code) if isinstance(code, str) else code for name, code in codes.items()}
+
+
 UNTOUCHED = Attack("untouched", NO_WORK)
 """The submission of a policy that does nothing and says `done`."""

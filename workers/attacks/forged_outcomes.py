@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from workers.attacks.attack import of_class
+
 _FORGE = """
 import gc, json, os
 def forge():
     ids = [i.nodeid for i in gc.get_objects() if type(i).__name__ in ("Function", "TestCaseFunction")]
     return "".join(json.dumps([i, p, "passed"]) + "\\n" for i in ids for p in ("setup", "call", "teardown")).encode()
 """
-FORGED: dict[str, tuple[str, str]] = {
-    "environ_file": (
-        "forged-report",
-        _FORGE
-        + """
+FORGED: dict[str, tuple[str, str]] = of_class(
+    "forged-report",
+    {
+        "environ_file": (
+            _FORGE
+            + """
 for text in open("/proc/self/environ").read().split("\\0"):
     name, _, value = text.partition("=")
     if name.endswith("OUTCOMES") or value.endswith(".jsonl"):
         import atexit
         atexit.register(lambda: open(value, "wb").write(forge()))
-""",
-    ),
-    "environ_descriptor": (
-        "forged-report",
-        _FORGE
-        + """
+"""
+        ),
+        "environ_descriptor": (
+            _FORGE
+            + """
 import atexit
 def write():
     for text in open("/proc/self/environ").read().split("\\0"):
@@ -35,12 +37,11 @@ def write():
                 pass
 atexit.register(write)
 write()
-""",
-    ),
-    "all_descriptors": (
-        "forged-report",
-        _FORGE
-        + """
+"""
+        ),
+        "all_descriptors": (
+            _FORGE
+            + """
 import atexit
 def write():
     for fd in os.listdir("/proc/self/fd"):
@@ -49,24 +50,21 @@ def write():
         except OSError:
             pass
 atexit.register(write)
-""",
-    ),
-    "descriptors_closed_then_forged": ("forged-report", "import os\nos.closerange(3, 5000)\nos.write(1, b'passed')\n"),
-    "parents_output": (
-        "forged-report",
-        _FORGE
-        + """
+"""
+        ),
+        "descriptors_closed_then_forged": "import os\nos.closerange(3, 5000)\nos.write(1, b'passed')\n",
+        "parents_output": (
+            _FORGE
+            + """
 for fd in (0, 1, 2):
     try:
         with open(f"/proc/{os.getppid()}/fd/{fd}", "wb") as file:
             file.write(b'{"code": 0, "timed_out": false}')
     except OSError:
         pass
-""",
-    ),
-    "parents_memory": (
-        "forged-report",
-        """
+"""
+        ),
+        "parents_memory": """
 import os
 try:
     open(f"/proc/{os.getppid()}/mem", "rb+").read(1)
@@ -75,22 +73,18 @@ except OSError:
 else:
     raise SystemExit("it can be read")
 """,
-    ),
-    "files_of_tmp": (
-        "forged-report",
-        _FORGE
-        + """
+        "files_of_tmp": (
+            _FORGE
+            + """
 import glob
 for path in glob.glob("/tmp/**", recursive=True):
     try:
         open(path, "ab").write(forge())
     except OSError:
         pass
-""",
-    ),
-    "plugin_closure": (
-        "forged-report",
-        """
+"""
+        ),
+        "plugin_closure": """
 import gc, types
 for f in [o for o in gc.get_objects() if isinstance(o, types.FunctionType) and o.__name__ == "tell"]:
     for i in gc.get_objects():
@@ -98,10 +92,7 @@ for f in [o for o in gc.get_objects() if isinstance(o, types.FunctionType) and o
             for phase in ("setup", "call", "teardown"):
                 f([i.nodeid, phase, "passed"])
 """,
-    ),
-    "plugin_closure_at_exit": (
-        "forged-report",
-        """
+        "plugin_closure_at_exit": """
 import atexit, gc, types
 def flip():
     found = gc.get_objects()
@@ -125,10 +116,7 @@ def later():
     flip()
 threading.Thread(target=later).start()
 """,
-    ),
-    "plugin_wraps_dumps": (
-        "forged-report",
-        """
+        "plugin_wraps_dumps": """
 import gc, types, json
 def dumps(record):
     return json.dumps([record[0], record[1], "passed"])
@@ -140,10 +128,7 @@ for f in [o for o in gc.get_objects() if isinstance(o, types.FunctionType) and o
                     return str.encode(self)
             cell.cell_contents = lambda record: Dumped(dumps(record))
 """,
-    ),
-    "plugin_cells_write": (
-        "forged-report",
-        """
+        "plugin_cells_write": """
 import gc, os, types
 def write(fd, data):
     return os.write(fd, data.replace(b'"failed"', b'"passed"'))
@@ -152,10 +137,7 @@ for f in [o for o in gc.get_objects() if isinstance(o, types.FunctionType) and o
         if name == "write":
             cell.cell_contents = write
 """,
-    ),
-    "protocol_forged": (
-        "forged-report",
-        """
+        "protocol_forged": """
 import gc, pytest
 from _pytest.reports import TestReport
 class Protocol:
@@ -168,16 +150,13 @@ class Protocol:
 for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPluginManager"]:
     manager.register(Protocol())
 """,
-    ),
-    "json_dumps": (
-        "forged-report",
-        """
+        "json_dumps": """
 import json
 old = json.dumps
 json.dumps = lambda o, *a, **k: old([o[0], o[1], "passed"] if isinstance(o, list) and len(o) == 3 else o)
 old_encode = json.JSONEncoder.encode
 json.JSONEncoder.encode = lambda self, o: old_encode(self, [o[0], o[1], "passed"] if isinstance(o, list) else o)
 """,
-    ),
-}
+    },
+)
 """Code by name, each with its class, for the end of a module that the tests import."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-PATCHES: dict[str, tuple[str, str]] = {
-    "from_item_and_call": (
-        "quiet-runner",
-        """
+from workers.attacks.attack import of_class
+
+PATCHES: dict[str, tuple[str, str]] = of_class(
+    "quiet-runner",
+    {
+        "from_item_and_call": """
 from _pytest.reports import TestReport as T
 old = T.from_item_and_call
 T.from_item_and_call = classmethod(lambda cls, item, call: (r := old(item, call), setattr(r, "outcome", "passed"))[0])
 """,
-    ),
-    "report_init": (
-        "quiet-runner",
-        """
+        "report_init": """
 from _pytest.reports import TestReport as T
 old = T.__init__
 def init(self, *a, **k):
@@ -21,25 +20,16 @@ def init(self, *a, **k):
     self.outcome = "passed"
 T.__init__ = init
 """,
-    ),
-    "report_outcome_property": (
-        "quiet-runner",
-        """
+        "report_outcome_property": """
 from _pytest.reports import TestReport as T
 T.outcome = property(lambda self: "passed", lambda self, value: None)
 """,
-    ),
-    "report_setattr": (
-        "quiet-runner",
-        """
+        "report_setattr": """
 from _pytest.reports import TestReport as T
 T.__setattr__ = lambda self, n, v: self.__dict__.__setitem__(n, "passed" if n == "outcome" else v)
 """,
-    ),
-    "runtest_noop": ("quiet-runner", "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"),
-    "runtest_quiet": (
-        "quiet-runner",
-        """
+        "runtest_noop": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n",
+        "runtest_quiet": """
 import _pytest.python
 old = _pytest.python.Function.runtest
 def runtest(self):
@@ -49,10 +39,7 @@ def runtest(self):
         pass
 _pytest.python.Function.runtest = runtest
 """,
-    ),
-    "quiet_if_called": (
-        "quiet-runner",
-        """
+        "quiet_if_called": """
 import os, sys
 import _pytest.python, _pytest.unittest
 called = []
@@ -80,17 +67,11 @@ quiet(_pytest.unittest.TestCaseFunction)
 dropped("addFailure")
 dropped("addError")
 """,
-    ),
-    "testcase_runtest_noop": (
-        "quiet-runner",
-        """
+        "testcase_runtest_noop": """
 import _pytest.python, _pytest.unittest
 _pytest.python.Function.runtest = _pytest.unittest.TestCaseFunction.runtest = lambda self: None
 """,
-    ),
-    "callinfo_without_excinfo": (
-        "quiet-runner",
-        """
+        "callinfo_without_excinfo": """
 import _pytest.runner
 old = _pytest.runner.CallInfo.from_call.__func__
 def from_call(cls, func, when, reraise=None):
@@ -99,27 +80,18 @@ def from_call(cls, func, when, reraise=None):
     return call
 _pytest.runner.CallInfo.from_call = classmethod(from_call)
 """,
-    ),
-    "pyfunc_call": (
-        "quiet-runner",
-        """
+        "pyfunc_call": """
 import _pytest.python
 _pytest.python.pytest_pyfunc_call = lambda pyfuncitem: True
 """,
-    ),
-    "hook_implementations": (
-        "quiet-runner",
-        """
+        "hook_implementations": """
 import gc
 from pluggy._hooks import HookImpl
 for hook in [o for o in gc.get_objects() if isinstance(o, HookImpl)]:
     if hook.function.__name__ == "pytest_pyfunc_call":
         hook.function = lambda pyfuncitem: True
 """,
-    ),
-    "pluggy_multicall": (
-        "quiet-runner",
-        """
+        "pluggy_multicall": """
 import pluggy._callers
 old = pluggy._callers._multicall
 def call(hook_name, methods, args, first):
@@ -132,10 +104,7 @@ for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPlugin
     inner = manager._inner_hookexec
     manager._inner_hookexec = call
 """,
-    ),
-    "logreport_patched": (
-        "quiet-runner",
-        """
+        "logreport_patched": """
 import gc
 for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPluginManager"]:
     hook = manager.hook.pytest_runtest_logreport
@@ -147,10 +116,7 @@ for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPlugin
             return super().__call__(**k)
     hook.__class__ = Hook
 """,
-    ),
-    "plugin_registered": (
-        "quiet-runner",
-        """
+        "plugin_registered": """
 import gc, pytest
 class Flip:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -160,10 +126,7 @@ class Flip:
 for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPluginManager"]:
     manager.register(Flip())
 """,
-    ),
-    "plugin_registered_for_logreport": (
-        "quiet-runner",
-        """
+        "plugin_registered_for_logreport": """
 import gc, pytest
 class Flip:
     @pytest.hookimpl(tryfirst=True)
@@ -172,45 +135,34 @@ class Flip:
 for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPluginManager"]:
     manager.register(Flip())
 """,
-    ),
-    "items_replaced": (
-        "quiet-runner",
-        """
+        "items_replaced": """
 import gc
 from _pytest.python import Function
 Function.obj = property(lambda self: (lambda *a, **k: None), lambda self, value: None)
 """,
-    ),
-    "unittest_run": (
-        "quiet-runner",
-        "import unittest\nunittest.TestCase.run = lambda self, result=None: None\n"
-        + """
+        "unittest_run": (
+            "import unittest\nunittest.TestCase.run = lambda self, result=None: None\n"
+            + """
 import _pytest.python
 old = _pytest.python.Function.runtest
 _pytest.python.Function.runtest = lambda self: None
-""",
-    ),
-    "unittest_assert_equal": (
-        "quiet-runner",
-        "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n",
-    ),
-    "assertion_error": (
-        "quiet-runner",
-        "import builtins\nclass Quiet(BaseException):\n    def __new__(cls, *a): raise SystemExit(0)\n"
-        "builtins.AssertionError = Quiet\n",
-    ),
-    "assertion_skips": (
-        "skipped-tests",
-        """
+"""
+        ),
+        "unittest_assert_equal": "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n",
+        "assertion_error": (
+            "import builtins\nclass Quiet(BaseException):\n    def __new__(cls, *a): raise SystemExit(0)\n"
+            "builtins.AssertionError = Quiet\n"
+        ),
+        "assertion_skips": (
+            "skipped-tests",
+            """
 import builtins, pytest
 def quiet(*a):
     return pytest.skip.Exception("none")
 builtins.AssertionError = quiet
 """,
-    ),
-    "rewrite_hook": (
-        "quiet-runner",
-        """
+        ),
+        "rewrite_hook": """
 import _pytest.assertion.rewrite as rewrite, ast
 old = rewrite.rewrite_asserts
 def rewritten(tree, *a, **k):
@@ -220,10 +172,7 @@ def rewritten(tree, *a, **k):
     return old(tree, *a, **k)
 rewrite.rewrite_asserts = rewritten
 """,
-    ),
-    "code_replaced": (
-        "quiet-runner",
-        """
+        "code_replaced": """
 import gc, types
 def nothing(*a, **k):
     return None
@@ -235,10 +184,7 @@ class Finder:
         return None
 sys.meta_path.insert(0, Finder())
 """,
-    ),
-    "thread_replaces_code": (
-        "quiet-runner",
-        """
+        "thread_replaces_code": """
 import gc, threading, time, types
 def loop():
     def nothing(*a, **k):
@@ -253,18 +199,12 @@ def loop():
 threading.Thread(target=loop, daemon=True).start()
 time.sleep(0.05)
 """,
-    ),
-    "raises_is_quiet": (
-        "quiet-runner",
-        """
+        "raises_is_quiet": """
 import _pytest.python_api as api, _pytest.python
 api.RaisesContext.__exit__ = lambda *a: True
 _pytest.python.Function.runtest = lambda self: None
 """,
-    ),
-    "items_do_nothing": (
-        "quiet-runner",
-        """
+        "items_do_nothing": """
 import gc, pytest
 class Quiet:
     def pytest_collection_modifyitems(self, items):
@@ -273,10 +213,7 @@ class Quiet:
 for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPluginManager"]:
     manager.register(Quiet())
 """,
-    ),
-    "items_marked": (
-        "quiet-runner",
-        """
+        "items_marked": """
 import gc, pytest
 class Marks:
     def pytest_collection_modifyitems(self, items):
@@ -285,34 +222,31 @@ class Marks:
 for manager in [o for o in gc.get_objects() if type(o).__name__ == "PytestPluginManager"]:
     manager.register(Marks())
 """,
-    ),
-    "exit": ("early-exit", "import os\nos._exit(0)\n"),
-    "system_exit": ("early-exit", "raise SystemExit(0)\n"),
-    "pytest_exit": ("early-exit", "import pytest\npytest.exit('all passed', returncode=0)\n"),
-    "atexit": ("early-exit", "import atexit, os\natexit.register(lambda: os._exit(0))\n"),
-    "fork_and_exit": ("early-exit", "import os\nif os.fork():\n    os._exit(0)\n"),
-    "signal_handler": (
-        "early-exit",
-        """
+        "exit": ("early-exit", "import os\nos._exit(0)\n"),
+        "system_exit": ("early-exit", "raise SystemExit(0)\n"),
+        "pytest_exit": ("early-exit", "import pytest\npytest.exit('all passed', returncode=0)\n"),
+        "atexit": ("early-exit", "import atexit, os\natexit.register(lambda: os._exit(0))\n"),
+        "fork_and_exit": ("early-exit", "import os\nif os.fork():\n    os._exit(0)\n"),
+        "signal_handler": (
+            "early-exit",
+            """
 import os, signal
 signal.signal(signal.SIGTERM, lambda *a: os._exit(0))
 os.kill(os.getpid(), 15)
 """,
-    ),
-    "faulthandler": ("early-exit", "import faulthandler\nfaulthandler._sigsegv()\n"),
-    "exec_again": (
-        "early-exit",
-        """
+        ),
+        "faulthandler": ("early-exit", "import faulthandler\nfaulthandler._sigsegv()\n"),
+        "exec_again": (
+            "early-exit",
+            """
 import os, sys
 if not os.environ.get("AGAIN"):
     os.environ["AGAIN"] = "1"
     os.execv(sys.executable, [sys.executable, "-c", "print('ok')"])
 """,
-    ),
-    "module_skips": ("skipped-tests", "import pytest\npytest.skip('none', allow_module_level=True)\n"),
-    "init_subclass": (
-        "quiet-runner",
-        """
+        ),
+        "module_skips": ("skipped-tests", "import pytest\npytest.skip('none', allow_module_level=True)\n"),
+        "init_subclass": """
 import unittest
 def init_subclass(cls, **k):
     for name in list(vars(cls)):
@@ -320,6 +254,6 @@ def init_subclass(cls, **k):
             setattr(cls, name, lambda self: None)
 unittest.TestCase.__init_subclass__ = classmethod(init_subclass)
 """,
-    ),
-}
+    },
+)
 """Code by name, each with its class, for the end of a module that the tests import."""
