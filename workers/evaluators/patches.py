@@ -31,34 +31,27 @@ REJECTED = "rejected"
 BASELINE = "refs/farm/baseline"
 MAX_FILE_MB = 8
 """Size in MB beyond which a changed file is refused unread."""
+_GIT_CONFIG = {
+    "safe.directory": "*",
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.untrackedCache": "false",
+    "core.quotePath": "true",
+    "gc.auto": "0",
+}
 GIT_ENV = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_COUNT": "8",
-    "GIT_CONFIG_KEY_0": "safe.directory",
-    "GIT_CONFIG_VALUE_0": "*",
-    "GIT_CONFIG_KEY_1": "core.hooksPath",
-    "GIT_CONFIG_VALUE_1": "/dev/null",
-    "GIT_CONFIG_KEY_2": "core.fsmonitor",
-    "GIT_CONFIG_VALUE_2": "false",
-    "GIT_CONFIG_KEY_3": "core.attributesFile",
-    "GIT_CONFIG_VALUE_3": "/dev/null",
-    "GIT_CONFIG_KEY_4": "core.excludesFile",
-    "GIT_CONFIG_VALUE_4": "/dev/null",
-    "GIT_CONFIG_KEY_5": "core.untrackedCache",
-    "GIT_CONFIG_VALUE_5": "false",
-    "GIT_CONFIG_KEY_6": "core.quotePath",
-    "GIT_CONFIG_VALUE_6": "true",
-    "GIT_CONFIG_KEY_7": "gc.auto",
-    "GIT_CONFIG_VALUE_7": "0",
+    "GIT_CONFIG_COUNT": str(len(_GIT_CONFIG)),
+    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_GIT_CONFIG)},
+    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_GIT_CONFIG.values())},
     "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_TERMINAL_PROMPT": "0",
-    "GIT_AUTHOR_NAME": "farm",
-    "GIT_AUTHOR_EMAIL": "farm@localhost",
-    "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
-    "GIT_COMMITTER_NAME": "farm",
-    "GIT_COMMITTER_EMAIL": "farm@localhost",
-    "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
+    **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "farm"),
+    **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "farm@localhost"),
+    **dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2000-01-01T00:00:00Z"),
     "BASELINE": BASELINE,
     "MAX_FILE_MB": str(MAX_FILE_MB),
 }
@@ -68,7 +61,7 @@ no other configuration."""
 _MAX_UNPACKED_MB = 64
 _TOUCHED = re.compile(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", re.MULTILINE)
 _LITERAL = re.compile(rb"^(?:literal|delta) (\d+)$", re.MULTILINE)
-_NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("program_tests.descendants",)}
+_NEEDED = {"outcomes_reader": ("program_tests.descendants",)}
 GIT_S = 45.0
 """Seconds for git; below the stage's limit for collecting, so that it is reached first."""
 MAX_PATCH_BYTES = 1_000_000
@@ -177,9 +170,7 @@ class PatchedTree:
 
     async def plant(self, tests: Collection[str], copied: Collection[str] = ()) -> Planted:
         """Add canaries to the tests of these files, and copies of the tests of these ids. Raises EvaluatorError."""
-        planted = await self.python(
-            "canaries.planting", {"tests": list(tests), "copied": list(copied)}, "plant canaries"
-        )
+        planted = await self.python("canaries", {"tests": list(tests), "copied": list(copied)}, "plant canaries")
         return Planted(**planted)
 
     async def _guard(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ The code under test runs in pytest's own process, so that process's reports are 
 * Files that decide about tests (`tree_guard.py`) are restored before any code of the patch runs.
 * Outcomes go through a pipe that the tree's code cannot name, each line signed (`outcomes_plugin.py`), to a process
   next to pytest's (`outcomes_reader.py`). Printed text and exit codes say nothing.
-* Canaries are planted among the tests (`canaries/planting.py`). If every test passed and a canary misbehaved, the run
+* Canaries are planted among the tests (`canaries.py`). If every test passed and a canary misbehaved, the run
   was tampered with and scores 0; unless a canary misbehaves over the clean tree too: then the instance's command skips
   tests, which is an error of the instance.
-* So are copies of the listed tests, which must fail (`canaries/copies.py`). If a copy and its test both passed,
+* So are copies of the listed tests, which must fail (`canaries.py`). If a copy and its test both passed,
   failures were hidden; unless the copy passes over the clean tree too. As copies run the tests' code, they may disturb
   tests after them: a patch that failed only by such tests is run again without copies.
 * The end of the run is attributed by `process_end.py`. The reader ends the tests at their limit; if its clock and the

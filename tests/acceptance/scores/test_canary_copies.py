@@ -206,7 +206,7 @@ def planted(folder: Path, text: str, tests: list[str]) -> dict[str, Any]:
     """Insert copies in a file, as in a sandbox, and return the answer."""
     (folder / "test_x.py").write_text(text)
     job = {"tree": str(folder), "tests": ["test_x.py"], "copied": [f"test_x.py::{test}" for test in tests]}
-    command = [sys.executable, "-I", "-c", source_of("canaries.copies", "canaries.planting")]
+    command = [sys.executable, "-I", "-c", source_of("canaries")]
     done = subprocess.run(command, input=json.dumps(job).encode(), capture_output=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
