@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from farm.errors import EngineError
@@ -14,7 +13,7 @@ from farm.records.trajectory import token_ids
 from workers.policy.engines import failures
 from workers.policy.engines.client import open_engine
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
-from workers.policy.engines.kind import kind, kinds
+from workers.policy.engines.kind import Identity, kind, kinds
 from workers.policy.generation import (
     ChatRequest,
     Engine,
@@ -55,60 +54,39 @@ async def _detected(address: EngineAddress, timeout_s: float) -> EngineInfo:
         raise failures.broken(address.url, error) from error
     finally:
         await connection.aclose()
-    await _try_wires(address, result, timeout_s)
-    if not result.token_in:
-        await _try_chat(address, result, timeout_s)
-    return result.info()
+    result = await _with_wire(address, result, timeout_s)
+    return result if result.token_in else await _with_chat(address, result, timeout_s)
 
 
-@dataclass(slots=True)
-class _Found:
-    """An EngineInfo while it is being detected."""
-
-    kind: str = ""
-    version: str = ""
-    model: str = ""
-    root: str = ""
-    context_tokens: int | None = None
-    token_in: str = ""
-    token_out: bool = False
-    logprobs: Literal["", "raw", "processed"] = ""
-    control: bool = False
-    notes: list[str] = field(default_factory=list)
-
-    def info(self) -> EngineInfo:
-        return EngineInfo(
-            kind=self.kind,
-            version=self.version,
-            model=self.model,
-            root=self.root,
-            context_tokens=self.context_tokens,
-            token_in=self.token_in,
-            token_out=self.token_out,
-            logprobs=self.logprobs,
-            control=self.control,
-            notes=tuple(self.notes),
-        )
+def _extended(info: EngineInfo, *notes: str, **fields: Any) -> EngineInfo:
+    return info.model_copy(update={**fields, "notes": (*info.notes, *notes)})
 
 
-async def _identified(connection: EngineConnection, address: EngineAddress) -> _Found:
+async def _identified(connection: EngineConnection, address: EngineAddress) -> EngineInfo:
     """Identify a server by its list of models, and by the first kind that recognises it."""
-    result = _Found(model=address.model)
     listed = await _models(connection)
     card = next((card for card in listed if card.get("id") == address.model), listed[0] if listed else {})
-    result.model = str(card.get("id") or address.model)
-    if address.model and listed and result.model != address.model:
-        result.notes.append(f"it does not list {address.model}; it has {', '.join(str(c.get('id')) for c in listed)}")
-        result.model = address.model
-    if not result.model:
+    model = str(card.get("id") or address.model)
+    notes: list[str] = []
+    if address.model and listed and model != address.model:
+        notes.append(f"it does not list {address.model}; it has {', '.join(str(c.get('id')) for c in listed)}")
+        model = address.model
+    if not model:
         raise EngineError(
             f"engine {address.url} lists no model; check the address (it ends in /v1), load a model or name one"
         )
-    result.root = str(card.get("root") or "")
     length = card.get("max_model_len")
-    result.context_tokens = length if type(length) is int and 0 < length < 2**31 else None
-    await _kind(connection, card, result)
-    return result
+    context_tokens = length if type(length) is int and 0 < length < 2**31 else None
+    name, identity = await _kind(connection, card)
+    return EngineInfo(
+        kind=name,
+        version=identity.version,
+        model=model,
+        root=identity.root or str(card.get("root") or ""),
+        context_tokens=identity.context_tokens or context_tokens,
+        control=identity.control,
+        notes=(*notes, *identity.notes),
+    )
 
 
 async def _models(connection: EngineConnection) -> list[dict[str, Any]]:
@@ -124,7 +102,7 @@ async def _models(connection: EngineConnection) -> list[dict[str, Any]]:
     return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
 
 
-async def _kind(connection: EngineConnection, card: dict[str, Any], found: _Found) -> None:
+async def _kind(connection: EngineConnection, card: dict[str, Any]) -> tuple[str, Identity]:
     for name, engine_kind in kinds():
         try:
             identity = await engine_kind.identify(connection, card)
@@ -134,39 +112,34 @@ async def _kind(connection: EngineConnection, card: dict[str, Any], found: _Foun
             log.exception("Probe of engine kind %s failed at %s; trying other kinds", name, connection.url)
             continue
         if identity is not None:
-            found.kind, found.version, found.control = name, identity.version, identity.control
-            found.root = identity.root or found.root
-            found.context_tokens = identity.context_tokens or found.context_tokens
-            found.notes += identity.notes
-            return
+            return name, identity
+    return "", Identity()
 
 
-async def _try_wires(address: EngineAddress, found: _Found, timeout_s: float) -> None:
+async def _with_wire(address: EngineAddress, found: EngineInfo, timeout_s: float) -> EngineInfo:
     """Choose the first wire that answers token ids with token ids."""
     engine_kind = kind(found.kind)
-    for wire in engine_kind.wires(found.info()):
-        engine = open_engine(address, found.info().model_copy(update={"token_in": wire.name}), timeout_s=timeout_s)
+    for wire in engine_kind.wires(found):
+        engine = open_engine(address, _extended(found, token_in=wire.name), timeout_s=timeout_s)
         try:
             sampled = [await _greedy(engine, temperature) for temperature in (1.0, 0.5)]
         except (EngineRefused, failures.Unreadable) as error:
             if not engine_kind.is_fallback and _unfit(error):
                 raise
-            found.notes.append(wire.advice)
+            found = _extended(found, wire.advice)
             continue
         except EngineError as error:
             # Some plain servers answer 500 to ids; with other kinds it is a failure of the server.
             if not engine_kind.is_fallback or isinstance(error, EngineBusy):
                 raise
-            found.notes.append(wire.advice)
+            found = _extended(found, wire.advice)
             continue
         finally:
             await engine.aclose()
-        found.token_in, found.token_out = wire.name, True
-        found.logprobs = _logprobs([_logprob(generation) for generation in sampled])
-        if not sampled[0].versions:
-            found.notes.append(NO_VERSIONS)
-        found.notes += engine_kind.remarks(sampled[0])
-        return
+        notes = (*(() if sampled[0].versions else (NO_VERSIONS,)), *engine_kind.remarks(sampled[0]))
+        logprobs = _logprobs([_logprob(generation) for generation in sampled])
+        return _extended(found, *notes, token_in=wire.name, token_out=True, logprobs=logprobs)
+    return found
 
 
 def _unfit(error: EngineError) -> bool:
@@ -190,8 +163,8 @@ def _logprobs(of_one_token: list[float]) -> Literal["raw", "processed"]:
     return "processed" if abs(hot - cool) > _TELLING or hot == cool == 0.0 else "raw"
 
 
-async def _try_chat(address: EngineAddress, found: _Found, timeout_s: float) -> None:
-    engine = open_engine(address, found.info(), timeout_s=timeout_s)
+async def _with_chat(address: EngineAddress, found: EngineInfo, timeout_s: float) -> EngineInfo:
+    engine = open_engine(address, found, timeout_s=timeout_s)
     try:
         completion = await engine.chat(
             ChatRequest([{"role": "user", "content": "Hi"}], 1, SamplingParams(temperature=None))
@@ -201,10 +174,7 @@ async def _try_chat(address: EngineAddress, found: _Found, timeout_s: float) -> 
     except EngineError as error:
         if _unfit(error):
             raise
-        found.notes.append(f"its chat fails, too: {error}")
-    else:
-        found.token_out = completion.response_ids is not None
-        if not found.token_out:
-            found.notes.append(_NO_LOGPROBS)
+        return _extended(found, f"its chat fails, too: {error}")
     finally:
         await engine.aclose()
+    return _extended(found, token_out=True) if completion.response_ids is not None else _extended(found, _NO_LOGPROBS)

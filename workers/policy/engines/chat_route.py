@@ -66,16 +66,12 @@ def parseable(messages: Sequence[Message]) -> list[Message]:
 
 def _parseable_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    if _is_object(function["arguments"]):
-        return call
-    return {**call, "function": {**function, "arguments": json.dumps({"malformed": function["arguments"]})}}
-
-
-def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        if isinstance(json.loads(function["arguments"]), dict):
+            return call
     except (ValueError, RecursionError):
-        return False
+        pass
+    return {**call, "function": {**function, "arguments": json.dumps({"malformed": function["arguments"]})}}
 
 
 def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Completion:
@@ -227,8 +223,10 @@ class ChatRoute:
         if not self._model:
             try:
                 listed = await self._connection.get(f"{self._base}/models")
-                models = listed["data"]
-                self._model = _model_name(models[0]["id"]) if models else ""
+                name = listed["data"][0]["id"] if listed["data"] else ""
+                if not isinstance(name, str):
+                    raise TypeError(f"model name {name!r}")
+                self._model = name
             except Refusal as refusal:
                 raise self._refused(refusal) from refusal
             except FAILURES as error:
@@ -305,12 +303,6 @@ class ChatRoute:
 
     def _refused(self, refusal: Refusal) -> Exception:
         return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)
-
-
-def _model_name(found: Any) -> str:
-    if isinstance(found, str):
-        return found
-    raise TypeError(f"model name {found!r}")
 
 
 def _body(request: ChatRequest) -> dict[str, Any]:

@@ -156,7 +156,20 @@ class EngineClient:
                 if on_ids is not None and new:
                     on_ids(new)
             else:
-                await self._streamed(wire, ask, builder, body, headers, most, on_ids)
+                # If no token arrives for so long, the engine hangs.
+                async with (
+                    asyncio.timeout(self._timeout_s) as silence,
+                    self._connection.events(
+                        wire.path, body, headers, most, ends_with_done=wire.ends_with_done
+                    ) as events,
+                ):
+                    async for event in events:
+                        new = self._take(wire, event, ask, builder)
+                        if new:
+                            current_progress().token()
+                            silence.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+                            if on_ids is not None:
+                                on_ids(new)
         except FAILURES as error:
             raise failures.broken(self.address.url, error) from error
         try:
@@ -171,30 +184,6 @@ class EngineClient:
                 "of the batch's sampling"
             )
         return result
-
-    async def _streamed(
-        self,
-        wire: Wire,
-        ask: GenerationRequest,
-        builder: GenerationBuilder,
-        body: bytes,
-        headers: dict[str, str],
-        most: int,
-        on_ids: OnIds | None,
-    ) -> None:
-        """Pass ids on as they arrive. Raises TimeoutError if no token arrives for `timeout_s`."""
-        loop = asyncio.get_running_loop()
-        async with (
-            asyncio.timeout(self._timeout_s) as silence,
-            self._connection.events(wire.path, body, headers, most, ends_with_done=wire.ends_with_done) as events,
-        ):
-            async for event in events:
-                new = self._take(wire, event, ask, builder)
-                if new:
-                    current_progress().token()
-                    silence.reschedule(loop.time() + self._timeout_s)
-                    if on_ids is not None:
-                        on_ids(new)
 
     def _take(self, wire: Wire, content: bytes, ask: GenerationRequest, builder: GenerationBuilder) -> list[int]:
         try:

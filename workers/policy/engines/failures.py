@@ -75,11 +75,6 @@ def no_model(body: Any) -> bool:
     return bool(_NO_MODEL.search(detail(body)))
 
 
-def no_token(body: Any) -> bool:
-    """Return whether an id is not in the engine's vocabulary."""
-    return bool(_NO_TOKEN.search(detail(body)))
-
-
 def no_images(body: Any) -> bool:
     """Return whether the engine's model supports no images, or fewer than the request has."""
     return bool(_NO_IMAGES.search(detail(body)))
@@ -135,7 +130,7 @@ def _advice(status: int, body: Any) -> str:
         return "it does not have this model: load it, or name one that it lists"
     if status in (404, 405):
         return "check the address (it ends in /v1) and the model's name"
-    if no_token(body):
+    if _NO_TOKEN.search(detail(body)):
         return "the tokenizer is not this model's: give the engine's own"
     return "it refuses the request: check the sampling parameters and that it allows tools"
 

@@ -63,33 +63,37 @@ class NoControl:
         return None
 
 
-class ControlCalls:
-    """Calls whose errors name the engine, and the option that would enable the endpoint."""
+class HttpControl:
+    """The base of a control by endpoints; its errors name the engine, and the option that would enable the endpoint."""
 
-    def __init__(self, connection: EngineConnection, advice: str) -> None:
+    advice: ClassVar[str]
+    modes: ClassVar[Mapping[PauseMode, str]]
+    """The server's names of the modes."""
+    version_path: ClassVar[str]
+
+    def __init__(self, connection: EngineConnection) -> None:
         self._connection = connection
         self._engine = connection.url
-        self._advice = advice
 
-    async def call(self, method: Literal["GET", "POST"], path: str, body: Any = None) -> dict[str, Any]:
+    async def version(self) -> str:
+        return str((await self._call("GET", self.version_path)).get("weight_version") or "")
+
+    async def _call(self, method: Literal["GET", "POST"], path: str, body: Any = None) -> dict[str, Any]:
         """Return the answer's JSON object. Raises EngineError also if the answer reports a failure."""
         try:
             result = await (self._connection.get(path) if method == "GET" else self._connection.post(path, body))
         except Refusal as refusal:
-            raise self.failure(path, refusal) from refusal
+            raise self._failure(path, refusal) from refusal
         except FAILURES as error:
-            raise self.broken(error) from error
+            raise failures.broken(self._engine, error) from error
         if not isinstance(result, dict) or result.get("success") is False:
             raise EngineError(f"engine {self._engine} did not carry out {path}: {str(result)[:300]}; see its log")
         return result
 
-    def failure(self, path: str, refusal: Refusal) -> Exception:
+    def _failure(self, path: str, refusal: Refusal) -> Exception:
         if refusal.status in NO_ROUTE:
-            return EngineError(f"engine {self._engine} has no {path} (status {refusal.status}); {self._advice}")
+            return EngineError(f"engine {self._engine} has no {path} (status {refusal.status}); {self.advice}")
         return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)
-
-    def broken(self, error: Exception) -> EngineError:
-        return failures.broken(self._engine, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import orjson
@@ -18,9 +18,10 @@ import orjson
 from farm.records.engine import EngineInfo, PauseMode
 from farm.records.trajectory import VersionSpan
 from workers.policy.answer_form import guide_of
+from workers.policy.engines import failures
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
 from workers.policy.engines.generation_builder import GenerationBuilder, count, from_int32, version
-from workers.policy.engines.kind import ControlCalls, EngineKind, Identity, NoControl
+from workers.policy.engines.kind import EngineKind, HttpControl, Identity, NoControl
 from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, salted, sampling_fields
 from workers.policy.generation import Control
 
@@ -94,35 +95,28 @@ def _versions(meta: dict[str, Any], builder: GenerationBuilder) -> None:
         builder.versions = (VersionSpan(name, 0, len(builder.ids)),) if builder.ids else ()
 
 
-class SglangControl:
+class SglangControl(HttpControl):
     """The endpoints of SGLang. A server with an admin key accepts them only with that key."""
 
-    _ADVICE = "a newer SGLang has it; if the server has an admin key, register the engine with that key"
-    _MODES: dict[PauseMode, str] = {"drain": "in_place", "keep": "retract", "abort": "abort"}  # noqa: RUF012
-
-    def __init__(self, connection: EngineConnection) -> None:
-        self._calls = ControlCalls(connection, self._ADVICE)
-        self._connection = connection
+    advice = "a newer SGLang has it; if the server has an admin key, register the engine with that key"
+    modes: ClassVar[Mapping[PauseMode, str]] = {"drain": "in_place", "keep": "retract", "abort": "abort"}
+    version_path = "/model_info"
 
     async def pause(self, mode: PauseMode) -> None:
         if mode == "drain":
             await self._idle()
-        await self._calls.call("POST", "/pause_generation", {"mode": self._MODES[mode]})
+        await self._call("POST", "/pause_generation", {"mode": self.modes[mode]})
 
     async def resume(self) -> None:
-        await self._calls.call("POST", "/continue_generation", {})
+        await self._call("POST", "/continue_generation", {})
 
     async def set_version(self, version: str) -> None:
         """Name the weights; SGLang's default would also abort all calls."""
         body = {"new_version": version, "abort_all_requests": False}
-        await self._calls.call("POST", "/update_weight_version", body)
+        await self._call("POST", "/update_weight_version", body)
 
     async def load_weights(self, path: str) -> None:
-        await self._calls.call("POST", "/update_weights_from_disk", {"model_path": path, "flush_cache": True})
-
-    async def version(self) -> str:
-        result = await self._calls.call("GET", "/model_info")
-        return str(result.get("weight_version") or "")
+        await self._call("POST", "/update_weights_from_disk", {"model_path": path, "flush_cache": True})
 
     async def paused(self) -> bool | None:
         return None
@@ -134,9 +128,9 @@ class SglangControl:
                 await self._connection.post("/flush_cache", {})
             except Refusal as refusal:
                 if refusal.status != 400:
-                    raise self._calls.failure("/flush_cache", refusal) from refusal
+                    raise self._failure("/flush_cache", refusal) from refusal
             except FAILURES as error:
-                raise self._calls.broken(error) from error
+                raise failures.broken(self._engine, error) from error
             else:
                 return
             await asyncio.sleep(_POLL_S)

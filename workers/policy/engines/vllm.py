@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from farm.errors import EngineError
 from farm.records.engine import BRIDGE_OWNER, EngineInfo, PauseMode
 from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import EngineConnection, Refusal
 from workers.policy.engines.generation_builder import GenerationBuilder, from_npy
-from workers.policy.engines.kind import NO_ROUTE, ControlCalls, EngineKind, Identity, NoControl
+from workers.policy.engines.kind import NO_ROUTE, EngineKind, HttpControl, Identity, NoControl
 from workers.policy.engines.wire import GenerationRequest, Wire, salted, sampling_fields
 from workers.policy.generation import Control, Generation
 
@@ -115,36 +115,28 @@ def _count(event: dict[str, Any], builder: GenerationBuilder) -> None:
         builder.n_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
 
-class VllmControl:
+class VllmControl(HttpControl):
     """Endpoints that vLLM enables with VLLM_SERVER_DEV_MODE=1."""
 
-    _ADVICE = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it"
-    _MODES: dict[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}  # noqa: RUF012
-
-    def __init__(self, connection: EngineConnection) -> None:
-        self._calls = ControlCalls(connection, self._ADVICE)
+    advice = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it"
+    modes: ClassVar[Mapping[PauseMode, str]] = {"drain": "wait", "keep": "keep", "abort": "abort"}
+    version_path = "/weight_info"
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._calls.call("POST", f"/pause?mode={self._MODES[mode]}")
+        await self._call("POST", f"/pause?mode={self.modes[mode]}")
 
     async def resume(self) -> None:
-        await self._calls.call("POST", "/resume")
+        await self._call("POST", "/resume")
 
     async def set_version(self, version: str) -> None:
-        await self._calls.call("POST", "/update_weight_version", {"new_version": version})
+        await self._call("POST", "/update_weight_version", {"new_version": version})
 
     async def load_weights(self, path: str) -> None:
-        await self._calls.call(
-            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        )
-        await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
-
-    async def version(self) -> str:
-        result = await self._calls.call("GET", "/weight_info")
-        return str(result.get("weight_version") or "")
+        await self._call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+        await self._call("POST", "/reset_prefix_cache?reset_running_requests=true")
 
     async def paused(self) -> bool:
-        return bool((await self._calls.call("GET", "/is_paused")).get("is_paused"))
+        return bool((await self._call("GET", "/is_paused")).get("is_paused"))
 
 
 class VllmKind(EngineKind):

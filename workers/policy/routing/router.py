@@ -82,12 +82,6 @@ class RetryState:
         """Return whether every engine is unfit for the call."""
         return all(backend.url in self.unfit for backend in serving)
 
-    def may_try(self, url: str, now: float) -> bool:
-        return self.not_before.get(url, 0.0) <= now
-
-    def failed_on(self, backend: Backend) -> bool:
-        return backend.url in self.failures
-
     def failed_everywhere(self, in_use: Sequence[Backend]) -> bool:
         """Return whether the call has failed `_MAX_FAILURES` times on each engine in use."""
         return bool(in_use) and all(self.failures.get(backend.url, 0) >= _MAX_FAILURES for backend in in_use)
@@ -271,7 +265,7 @@ class StickyRouter:
         """Return whether the call keeps failing on healthy engines, or several engines failed because of it."""
         if tries.n_failures > 1:
             # Before it goes to another engine: the call may have caused the last failures.
-            await self._pool.check_suspects([backend for backend in self._in_use() if tries.failed_on(backend)])
+            await self._pool.check_suspects([backend for backend in self._in_use() if backend.url in tries.failures])
         return tries.kills_engines or tries.failed_everywhere(self._in_use())
 
     def _in_use(self) -> list[Backend]:
@@ -296,15 +290,18 @@ class StickyRouter:
             self._pool.sync()
             now = self._pool.now()
             serving = self._serving()
-            ready = [backend for backend in serving if _ready(backend, now) and tries.may_try(backend.url, now)]
+            ready = [
+                backend for backend in serving if _ready(backend, now) and tries.not_before.get(backend.url, 0.0) <= now
+            ]
             if ready:
                 group = self._key.group_id or self._key.rollout_id
                 self._url = choose(self._pool.candidates(ready), n_tokens, group, self._url)
                 return next(backend for backend in ready if backend.url == self._url)
             # A restarted trainer registers the engines of its run again.
             if unlisted.lasts(not serving and not is_reserved(self._key.model), now, self._pool.none_s):
-                raise EngineError(self._none())
-            if away.lasts(_all_out(serving), now, self._pool.away_s):
+                raise EngineError(without_engine(self._key.model))
+            all_out = bool(serving) and all(backend.health.is_ejected for backend in serving)
+            if away.lasts(all_out, now, self._pool.away_s):
                 raise EngineError(f"no engine after {self._pool.away_s:g} s: {self._why(serving, tries, now)}")
             if lacking.lasts(_lacks_weights(serving), now, self._pool.weights_s):
                 raise WeightsMissing(f"no engine has the farm's weights: {self._why(serving, tries, now)}")
@@ -326,12 +323,9 @@ class StickyRouter:
             if is_paused:
                 self._hold(-1)
 
-    def _none(self) -> str:
-        return without_engine(self._key.model)
-
     def _why(self, serving: Sequence[Backend], tries: RetryState, now: float) -> str:
         if not serving:
-            return self._none()
+            return without_engine(self._key.model)
         return "; ".join(f"engine {backend.url} {_why_not(backend, tries, now)}" for backend in serving[:4])
 
 
@@ -349,10 +343,6 @@ class _Spell:
         """Record whether the condition holds now; return whether it has held for `limit_s`."""
         self._since = None if not holds else now if self._since is None else self._since
         return self._since is not None and now - self._since >= limit_s
-
-
-def _all_out(serving: Sequence[Backend]) -> bool:
-    return bool(serving) and all(backend.health.is_ejected for backend in serving)
 
 
 def _lacks_weights(serving: Sequence[Backend]) -> bool:
