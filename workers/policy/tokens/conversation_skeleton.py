@@ -132,13 +132,11 @@ def _changed(message: Message, change: Callable[[str, str], str]) -> Message:
         if key in message:
             short[key] = change("thought", message[key])
     if calls := message.get("tool_calls"):
-        short["tool_calls"] = [_call(call, partial(change, f"call{number}")) for number, call in enumerate(calls)]
+        short["tool_calls"] = []
+        for number, call in enumerate(calls):
+            arguments = _inner(call["function"]["arguments"], partial(change, f"call{number}"))
+            short["tool_calls"].append({**call, "function": {**call["function"], "arguments": arguments}})
     return short
-
-
-def _call(call: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _inner(function["arguments"], change)}}
 
 
 def _mark(what: str) -> str:
@@ -163,15 +161,14 @@ def _inner(value: Any, change: Callable[[str], str]) -> Any:
 def _content(content: Any, change: Callable[[str, str], str]) -> Any:
     if isinstance(content, str):
         return _changed_text(content, change)
-    if isinstance(content, list):
-        return [_changed_part(part, change) for part in content]
-    return content
-
-
-def _changed_part(part: Any, change: Callable[[str, str], str]) -> Any:
-    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-        return part
-    return {**part, "text": _changed_text(part["text"], change)}
+    if not isinstance(content, list):
+        return content
+    return [
+        {**part, "text": _changed_text(part["text"], change)}
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+        else part
+        for part in content
+    ]
 
 
 def _changed_text(text: str, change: Callable[[str, str], str]) -> str:

@@ -20,6 +20,7 @@ from workers.policy.tool_calls.scanner import (
     Quotes,
     ScanResult,
     enclosed,
+    held_from,
 )
 from workers.policy.tool_calls.splitter import Grammar, Tags
 from workers.policy.tool_calls.tool_call import (
@@ -237,7 +238,7 @@ class _MistralCall:
             if match is None:
                 return self._more(text, start, len(text), final)
             mark = match.group()
-            if mark == "[" and not final and _is_beginning(text[match.start() :]):
+            if mark == "[" and not final and held_from(text, match.start(), _MISTRAL_MARKERS) == match.start():
                 return self._more(text, start, match.start(), final)
             if mark == MISTRAL_OPEN:
                 return ScanResult(match.start(), match.start(), MISTRAL_OPEN)
@@ -268,10 +269,6 @@ class _MistralCall:
         if _MISTRAL_NAME.fullmatch(name.strip()) is None:
             return [malformed(text)]
         return [from_json(name.strip(), text[brace:], call_id.strip())]
-
-
-def _is_beginning(tail: str) -> bool:
-    return any(len(tail) < len(marker) and marker.startswith(tail) for marker in _MISTRAL_MARKERS)
 
 
 MISTRAL = Grammar({MISTRAL_OPEN: lambda trusting: _MistralCall()})

@@ -186,7 +186,8 @@ class Splitter:
 
     def _at_bare_call(self) -> bool:
         """Return whether a call without an opening marker may begin here, past blanks."""
-        blank = _separators(self._grammar.separators if self._after_call else "").match(self._text, self._at)
+        separators = re.escape(self._grammar.separators) if self._after_call else ""
+        blank = re.compile(rf"[\s{separators}]*").match(self._text, self._at)
         assert blank is not None
         if not self._after_call:
             self._pass_on(self._content, blank.group(), reasoning=False)
@@ -282,10 +283,6 @@ class Splitter:
     def _emit(self, text: str, *, reasoning: bool) -> None:
         if text:
             self._deltas.append(Delta(text, reasoning))
-
-
-def _separators(chars: str) -> re.Pattern[str]:
-    return re.compile(rf"[\s{re.escape(chars)}]*")
 
 
 _ALPHABET = string.ascii_letters + string.digits

@@ -77,44 +77,34 @@ def text_of(raw: str | None) -> str:
 
 def members(raw: str) -> dict[str, str] | None:
     """Return key to the raw text of its value if this is exactly one JSON object; else None."""
+    result = {}
     try:
-        return _members(raw)
+        at = _past(raw, 0, "{")
+        while not raw.startswith("}", at):
+            key, at = _DECODER.raw_decode(raw, at)
+            if not isinstance(key, str):
+                return None
+            start = _past(raw, at, ":")
+            at = _DECODER.raw_decode(raw, start)[1]
+            result[key] = raw[start:at]
+            at = _past_comma(raw, at, "}")
     except UNREADABLE:
         return None
+    return result if _space(raw, at + 1) == len(raw) else None
 
 
 def elements(raw: str) -> list[str] | None:
     """Return the raw text of each element if this is exactly one JSON array; else None."""
+    result = []
     try:
-        return _elements(raw)
+        at = _past(raw, 0, "[")
+        while not raw.startswith("]", at):
+            end = _DECODER.raw_decode(raw, at)[1]
+            result.append(raw[at:end])
+            at = _past_comma(raw, end, "]")
     except UNREADABLE:
         return None
-
-
-def _members(raw: str) -> dict[str, str]:
-    result = {}
-    at = _past(raw, 0, "{")
-    while not raw.startswith("}", at):
-        key, at = _DECODER.raw_decode(raw, at)
-        if not isinstance(key, str):
-            raise ValueError("a key that is not a string")
-        start = _past(raw, at, ":")
-        at = _DECODER.raw_decode(raw, start)[1]
-        result[key] = raw[start:at]
-        at = _past_comma(raw, at, "}")
-    _end(raw, at + 1)
-    return result
-
-
-def _elements(raw: str) -> list[str]:
-    result = []
-    at = _past(raw, 0, "[")
-    while not raw.startswith("]", at):
-        end = _DECODER.raw_decode(raw, at)[1]
-        result.append(raw[at:end])
-        at = _past_comma(raw, end, "]")
-    _end(raw, at + 1)
-    return result
+    return result if _space(raw, at + 1) == len(raw) else None
 
 
 def _past_comma(raw: str, at: int, closer: str) -> int:
@@ -133,11 +123,6 @@ def _past(raw: str, at: int, char: str) -> int:
     if not raw.startswith(char, at):
         raise ValueError(f"no {char}")
     return _space(raw, at + 1)
-
-
-def _end(raw: str, at: int) -> None:
-    if _space(raw, at) != len(raw):
-        raise ValueError("text after the end")
 
 
 def _space(raw: str, at: int) -> int:
