@@ -12,7 +12,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,22 +68,6 @@ class Task:
     """Maximum tokens of a prompt and its answer together; None if the engines do not report it."""
 
 
-def _no_files(task: Task) -> Mapping[str, str]:
-    return {}
-
-
-def _nothing(task: Task) -> str:
-    return ""
-
-
-def _no_steps(task: Task) -> Sequence[Sequence[str]]:
-    return ()
-
-
-def _no_variables(task: Task) -> Mapping[str, str]:
-    return {}
-
-
 def answered(output: str) -> AgentResult:
     """Return the whole output as the answer."""
     return AgentResult(Outcome.ANSWERED, output.strip() or None)
@@ -102,14 +86,14 @@ class Harness:
     """The oldest Python version that the packages support, such as `3.12`; empty for the farm's own."""
     programs: tuple[AgentProgram, ...] = ()
     """Further programs, each in `/opt/farm/NAME`: npm packages, folders, archives, images."""
-    stdin: Callable[[Task], str] = _nothing
+    stdin: Callable[[Task], str] = lambda task: ""
     """Maps a task to the command's standard input, which may be longer than a command-line argument."""
-    files: Callable[[Task], Mapping[str, str]] = _no_files
+    files: Callable[[Task], Mapping[str, str]] = lambda task: {}
     """Maps a task to files, path to text, outside the working folder, as that may be scored."""
-    environment: Callable[[Task], Mapping[str, str]] | Mapping[str, str] = _no_variables
-    prepare: Callable[[Task], Sequence[Sequence[str]]] = _no_steps
+    environment: Callable[[Task], Mapping[str, str]] | Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Task], Sequence[Sequence[str]]] = lambda task: ()
     """Maps a task to commands to run before, in order, without a model."""
-    collect: Callable[[Task], Sequence[Sequence[str]]] = _no_steps
+    collect: Callable[[Task], Sequence[Sequence[str]]] = lambda task: ()
     """Maps a task to commands to run after the command has ended by itself, before its output is read."""
     output: str = ""
     """The file with its answer; empty for its standard output."""

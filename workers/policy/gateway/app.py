@@ -59,7 +59,6 @@ MODEL = "policy"
 """The name under which the policy is listed; requests may use any name."""
 
 _LARGE_BODY_BYTES = 200_000
-"""A body that takes milliseconds to read."""
 """Size from which a body takes milliseconds to parse."""
 _GOOGLE_VERSIONS = ("v1beta", "v1", "v1alpha")
 _STREAMED = "streamGenerateContent"
@@ -92,14 +91,11 @@ def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> 
                     ("generateContent", routes.answering(contents)),
                     (_STREAMED, routes.answering(contents)),
                     ("countTokens", routes.counting(contents)),
+                    ("embedContent", _no_embeddings),
+                    ("batchEmbedContents", _no_embeddings),
                 )
             ),
             Route("/v1/embeddings", _no_embeddings, methods=["POST"]),
-            *(
-                Route(f"/{version}/models/{{model:path}}:{verb}", _no_embeddings, methods=["POST"])
-                for version in _GOOGLE_VERSIONS
-                for verb in ("embedContent", "batchEmbedContents")
-            ),
             Route("/v1/responses/compact", _no_compaction, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1beta/models", routes.models),

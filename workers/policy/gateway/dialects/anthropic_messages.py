@@ -97,9 +97,7 @@ class ShownMessage:
     tool_uses: tuple[tuple[str, str, Mapping[str, Any]], ...]
     stop_reason: str
     stop_sequence: str | None
-    n_prompt_tokens: int
-    n_cached_tokens: int
-    n_response_tokens: int
+    usage: Mapping[str, int]
 
     def message(self) -> dict[str, Any]:
         content: list[dict[str, Any]] = []
@@ -113,16 +111,7 @@ class ShownMessage:
             "content": content,
             "stop_reason": self.stop_reason,
             "stop_sequence": self.stop_sequence,
-            "usage": self.usage(),
-        }
-
-    def usage(self) -> dict[str, Any]:
-        """Return the usage; this API counts tokens from the engine's cache separately."""
-        return {
-            "input_tokens": self.n_prompt_tokens - self.n_cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self.n_cached_tokens,
-            "output_tokens": self.n_response_tokens,
+            "usage": self.usage,
         }
 
 
@@ -140,14 +129,8 @@ class MessagesEvents:
 
     def begin(self) -> bytes:
         # The number of prompt tokens is known only after the answer; `message_delta` reports it.
-        usage = {
-            "input_tokens": 0,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        }
         head = _head(self._message_id, self._model)
-        message = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        message = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(0, 0, 0)}
         return _event("message_start", message=message)
 
     def delta(self, delta: Delta) -> bytes:
@@ -170,7 +153,7 @@ class MessagesEvents:
             pieces.append(self._delta({"type": "input_json_delta", "partial_json": orjson.dumps(result).decode()}))
             pieces.append(self._stop())
         ended = {"stop_reason": shown.stop_reason, "stop_sequence": shown.stop_sequence}
-        pieces.append(_event("message_delta", delta=ended, usage=shown.usage()))
+        pieces.append(_event("message_delta", delta=ended, usage=shown.usage))
         return b"".join([*pieces, _event("message_stop")])
 
     def error(self, problem: ApiProblem) -> bytes:
@@ -210,6 +193,16 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 def _head(message_id: str, model: str) -> dict[str, Any]:
     return {"id": message_id, "type": "message", "role": "assistant", "model": model}
+
+
+def _usage(n_prompt: int, n_cached: int, n_response: int) -> dict[str, int]:
+    """Return the usage; this API counts tokens from the engine's cache separately."""
+    return {
+        "input_tokens": n_prompt - n_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": n_response,
+    }
 
 
 def _tool_use(call_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,9 +284,7 @@ class MessagesApi:
             tool_uses=tuple((call.call_id, call.name, model_api.argument_object(call.arguments)) for call in calls),
             stop_reason="stop_sequence" if stop is not None and reason == "end_turn" else reason,
             stop_sequence=stop,
-            n_prompt_tokens=completion.n_prompt_tokens,
-            n_cached_tokens=completion.n_cached_tokens or 0,
-            n_response_tokens=completion.n_response_tokens,
+            usage=_usage(completion.n_prompt_tokens, completion.n_cached_tokens or 0, completion.n_response_tokens),
         )
 
     def _messages(self, value: object) -> list[Message]:

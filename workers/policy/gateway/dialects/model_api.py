@@ -178,7 +178,7 @@ def calls(message: Message) -> list[AnsweredToolCall]:
 
 
 def digest_of(body: Mapping[str, Any]) -> bytes:
-    """Return the hash of a request's body."""
+    """Return the hash of a request's body, or of a message."""
     return hashlib.blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
 
 

@@ -109,9 +109,8 @@ def _base64_of(part: Mapping[str, Any], where: str) -> str | None:
     if kind == "image":
         source = part.get("source")
         if not isinstance(source, dict) or source.get("type") != "base64":
-            raise BadRequest(
-                f"an image {_BY_URL}" if _is_url(source) else "an image must have base64", f"{where}.source"
-            )
+            is_url = isinstance(source, dict) and source.get("type") == "url"
+            raise BadRequest(f"an image {_BY_URL}" if is_url else "an image must have base64", f"{where}.source")
         return _text(source.get("data"), f"{where}.source.data")
     for name in GOOGLE_MEDIA:
         media = part.get(name)
@@ -120,10 +119,6 @@ def _base64_of(part: Mapping[str, Any], where: str) -> str | None:
                 raise BadRequest(f"an image {_BY_URL}", f"{where}.{name}")
             return _text(media["data"], f"{where}.{name}.data")
     return None
-
-
-def _is_url(source: Any) -> bool:
-    return isinstance(source, dict) and source.get("type") == "url"
 
 
 def _mime_type(media: Mapping[str, Any]) -> str:

@@ -8,13 +8,10 @@ https://platform.openai.com/docs/api-reference/responses-streaming
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
-
-import orjson
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
@@ -318,7 +315,9 @@ class ResponsesApi:
             # Instructions apply to one response only; the next may have others.
             n_instructions = len(_instructions(request.body))
             conversation = [*request.messages[n_instructions:], completion.response]
-            self._conversations[begun["id"]] = [self._remembered(message) for message in conversation]
+            names = (model_api.digest_of(message) for message in conversation)
+            held = zip(names, conversation, strict=True)
+            self._conversations[begun["id"]] = [self._messages.setdefault(name, message) for name, message in held]
         cut = completion.finish_reason == "length"
         return {
             **begun,
@@ -340,10 +339,6 @@ class ResponsesApi:
             conversation.add(item, f"input[{number}]")
         conversation.close()
         return conversation.messages
-
-    def _remembered(self, message: Message) -> Message:
-        name = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
-        return self._messages.setdefault(name, message)
 
     def _earlier(self, body: ResponseCreateParams) -> list[Message]:
         earlier = body.get("previous_response_id")
