@@ -7,7 +7,6 @@ nothing.
 from __future__ import annotations
 
 import hmac
-import socket
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
@@ -25,7 +24,6 @@ from workers.lending.lent_sandbox import LentSandbox
 
 MAX_CONNECTIONS = 4096
 _MAX_BODY_BYTES = 2 * MAX_FILE_BYTES
-_ALL = ("0.0.0.0", "::")  # noqa: S104 - that is what the setting means
 
 
 class SandboxServer:
@@ -82,19 +80,3 @@ async def _body(request: Request) -> bytes:
         if len(data) > _MAX_BODY_BYTES:
             raise ServiceError(f"a call may have {_MAX_BODY_BYTES} bytes")
     return bytes(data)
-
-
-def bind(address: str) -> tuple[socket.socket, str]:
-    """Listen at a free port of an address of this node. Returns the socket and the URL. Raises OSError."""
-    host = address.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # the protocol is named, because asyncio would otherwise not disable Nagle's delay, which costs each answer 40 ms
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.bind((host, 0))
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    name = socket.gethostname() if host in _ALL else f"[{host}]" if ":" in host else host
-    return listener, f"http://{name}:{listener.getsockname()[1]}"

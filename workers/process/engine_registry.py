@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +76,8 @@ class EngineRegistry(EngineReporter):
             log.warning("In-flight counts of this worker not cleared; they expire in a few seconds: %s", error)
 
     def _run(self) -> None:
-        listener = self._signals.listen(ENGINES)
         due = time.monotonic() + _PERIOD_S
-        try:
+        with closing(self._signals.listen(ENGINES)) as listener:
             while not self._closed.is_set():
                 if not listener.wait(_CLOSE_S) and time.monotonic() < due:
                     continue
@@ -88,8 +88,6 @@ class EngineRegistry(EngineReporter):
                     log.warning("Engines could not be read; keeping the last list: %s", error)
                 # limits the rate, however many notifications arrive
                 self._closed.wait(_MIN_S)
-        finally:
-            listener.close()
 
     def _read(self) -> None:
         result = self._store.read(llm_engines.listing)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -207,8 +207,7 @@ class Leases:
         self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        listener = self._signals.listen(CANCELLED)
-        try:
+        with closing(self._signals.listen(CANCELLED)) as listener:
             while not self._closed.is_set():
                 try:
                     self._turn(listener)
@@ -216,8 +215,6 @@ class Leases:
                     # whatever the error, without this thread every claim of the process would be lost
                     log.exception("Lease renewal failed; retrying")
                     self._closed.wait(_PERIOD_S)
-        finally:
-            listener.close()
 
     def _turn(self, listener: Listener) -> None:
         if listener.wait(self._pause_s()):

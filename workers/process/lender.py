@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, closing, suppress
 from functools import partial
 
 from farm.errors import SandboxError, StoreUnavailable
@@ -26,11 +26,11 @@ from farm.store.borrowed_sandboxes import NodeSandboxRow
 from farm.store.database import Store
 from workers.config import SandboxConfig
 from workers.lending.lent_sandbox import LentSandbox
-from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer, bind
+from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer
 from workers.plugins import registry
 from workers.plugins.interfaces import Sandbox
 from workers.plugins.plugin_faults import fault_of
-from workers.policy.gateway.app import listening
+from workers.policy.gateway.app import bind, listening
 from workers.process.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,7 @@ class Lender:
             task.cancel()
 
     def _run(self) -> None:
-        listener = self._signals.listen(SANDBOXES)
-        try:
+        with closing(self._signals.listen(SANDBOXES)) as listener:
             while not self._stopped.is_set():
                 try:
                     self._look()
@@ -93,8 +92,6 @@ class Lender:
                 except Exception:
                     log.exception("Borrowed sandboxes not checked; retrying")
                 listener.wait(_PERIOD_S)
-        finally:
-            listener.close()
 
     def _look(self) -> None:
         requested_at = time.monotonic()

@@ -104,7 +104,8 @@ class Watchdog:
                 return
             if self._leases.n_hanging * _SHARE > len(self._leases.all_held()):
                 log.error("%d abandoned stages are still running", self._leases.n_hanging)
-                self._end_drained()
+                faulthandler.dump_traceback()
+                self._end_drained(self._stall_s)
                 return
             answered = self._ask() if answered.is_set() else answered
             blocked = self._loop.block(_nothing) if blocked.done() else blocked
@@ -142,19 +143,15 @@ class Watchdog:
         self._leases.abandon(StopReason.STALLED if culprits else StopReason.HUNG)
         self._finish()
 
-    def _end_drained(self) -> None:
-        faulthandler.dump_traceback()
-        self._leases.drain()
-        self._wait(self._stall_s)
-        self._leases.abandon(StopReason.STALLED)
-        self._finish()
-
     def _end_exhausted(self) -> None:
         log.error("Worker exits: no threads, descriptors or memory left (%s)", self._exhausted)
+        self._end_drained(_HAND_BACK_S, EXHAUSTED)
+
+    def _end_drained(self, patience_s: float, status: int = 1) -> None:
         self._leases.drain()
-        self._wait(_HAND_BACK_S)
+        self._wait(patience_s)
         self._leases.abandon(StopReason.STALLED)
-        self._finish(EXHAUSTED)
+        self._finish(status)
 
     def _finish(self, status: int = 1) -> None:
         """End the process without a long wait for the store: the node requeues the claims of an ended process."""

@@ -69,6 +69,7 @@ SOCKET = "gateway.sock"
 MAX_CONNECTIONS = 256
 """Connections per rollout; further ones are closed, as the policy's programs can reach the socket too."""
 _CLOSE_S = 5.0
+_ALL = ("0.0.0.0", "::")  # noqa: S104 - that is what the setting means
 # Clients keep connections open throughout, and all of them belong to one rollout.
 _KEEP_ALIVE_S = 86_400
 
@@ -281,7 +282,7 @@ async def gateway(
     listeners = [_unix(folder / SOCKET)] if folder is not None else []
     port = None
     if tcp:
-        listeners.append(_tcp())
+        listeners.append(bind("127.0.0.1")[0])
         port = listeners[-1].getsockname()[1]
     try:
         async with listening(application(calls, key, silence_s), listeners):
@@ -290,15 +291,20 @@ async def gateway(
         await calls.settle()
 
 
-def _tcp() -> socket.socket:
-    # Without the protocol number, asyncio leaves Nagle's algorithm on, which delays each answer by 40 ms.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+def bind(address: str) -> tuple[socket.socket, str]:
+    """Listen at a free port of an address of this node. Returns the socket and the URL. Raises OSError."""
+    host = address.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # the protocol is named, because asyncio would otherwise not disable Nagle's delay, which costs each answer 40 ms
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((host, 0))
+        listener.listen(1024)
     except BaseException:
         listener.close()
         raise
-    return listener
+    name = socket.gethostname() if host in _ALL else f"[{host}]" if ":" in host else host
+    return listener, f"http://{name}:{listener.getsockname()[1]}"
 
 
 def _unix(path: Path) -> socket.socket:
