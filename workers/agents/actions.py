@@ -6,15 +6,16 @@ An error in a call is returned to the policy as a tool result that says what to 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from farm.errors import ToolError
+from farm.errors import LimitReached, ToolError
 from farm.records.rollout import Outcome
-from farm.records.trajectory import Completion, Message, ToolCall
-from workers.plugins.interfaces import Tool
+from farm.records.trajectory import Message, ModelCall, ToolCall
+from workers.plugins.interfaces import AgentContext, Tool
+from workers.policy.recording import Stopwatch, as_applied, model_call
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionToolParam
@@ -106,11 +107,33 @@ def cut(text: str, max_chars: int) -> str:
     return text[:head] + _DROPPED.format(len(text) - room) + text[len(text) - tail :]
 
 
-def ended_by(last: Completion, max_tokens: int, whole: Outcome) -> Outcome:
-    """Return the outcome of a rollout that ends with this completion: `whole`, unless a limit cut it short.
+async def next_call(
+    context: AgentContext,
+    index: int,
+    history: list[Message],
+    added: Sequence[Message],
+    tools: Sequence[ChatCompletionToolParam],
+    n_sampled: int,
+) -> ModelCall:
+    """Let the policy answer `history`, to which its answer is appended; return the record of the call.
+
+    `added` are the messages since the last call, `n_sampled` the tokens so far. Raises LimitReached if none is left.
+    """
+    left = context.limits.max_tokens - n_sampled
+    if left <= 0:
+        raise LimitReached(Outcome.MAX_TOKENS, f"{n_sampled} tokens are sampled")
+    sampling, watch = context.sampling, Stopwatch()
+    max_tokens = min(left, sampling.max_tokens or left)
+    completion = await context.policy.complete(list(history), tools, sampling, max_tokens)
+    history.append(completion.response)
+    return model_call(index, added, completion, watch, as_applied(sampling, max_tokens), tools)
+
+
+def ended_by(last: ModelCall, whole: Outcome) -> Outcome:
+    """Return the outcome of a rollout that ends with this call: `whole`, unless a limit cut it short.
 
     An engine that stops before the allowed `max_tokens` has run out of context.
     """
     if last.finish_reason != "length":
         return whole
-    return Outcome.CONTEXT_FULL if last.n_response_tokens < max_tokens else Outcome.MAX_TOKENS
+    return Outcome.CONTEXT_FULL if last.n_response_tokens < last.sampling["max_tokens"] else Outcome.MAX_TOKENS

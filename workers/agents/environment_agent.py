@@ -17,13 +17,13 @@ from farm.errors import AgentError, HandlerError, LimitReached
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
-from workers.agents.actions import cut, ended_by, tool_calls
+from workers.agents.actions import cut, ended_by, next_call, tool_calls
 from workers.environments.environment import Action, Begin, CalledTool, Step
 from workers.environments.environment_program import EnvironmentInstance
 from workers.environments.environment_servers import environment_servers
 from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
-from workers.plugins.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
-from workers.policy.recording import RepeatedTurns, Stopwatch, as_applied, model_call, text_of
+from workers.plugins.interfaces import AgentContext, AgentResult, SandboxProvider, Verify
+from workers.policy.recording import RepeatedTurns, text_of
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionToolParam
@@ -84,7 +84,9 @@ class _EpisodeRun:
         except LimitReached as limit:
             outcome = limit.outcome
         await self._finish()
-        return AgentResult(outcome, _last_text(self._history))
+        # The policy's last text is for people.
+        texts = (_text(each) for each in reversed(self._history) if each["role"] == "assistant")
+        return AgentResult(outcome, next(texts, None))
 
     def drop(self) -> None:
         """End the environment's process."""
@@ -101,7 +103,7 @@ class _EpisodeRun:
             await self._context.record(call)
             self._history += call.observations
             if outcome is Outcome.SUBMITTED:
-                return ended_by(call, call.sampling["max_tokens"], outcome)
+                return ended_by(call, outcome)
             if outcome is not None:
                 return outcome
             if repeated.repeat_with(call.response, map(text_of, call.observations)):
@@ -120,18 +122,11 @@ class _EpisodeRun:
         await self._context.record(self._last)
 
     async def _ask(self, index: int) -> ModelCall:
-        sampling, watch = self._context.sampling, Stopwatch()
-        left = self._context.limits.max_tokens - self._n_sampled
-        if left <= 0:
-            raise LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled")
-        max_tokens = min(left, sampling.max_tokens or left)
         tools = cast("Sequence[ChatCompletionToolParam]", self._begin.tools)
-        completion: Completion = await self._context.policy.complete(list(self._history), tools, sampling, max_tokens)
         # Each message is recorded once: later turns add only the environment's answer, recorded with its turn.
-        added = self._history if index == 0 else []
-        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), tools)
-        self._history.append(completion.response)
-        self._n_sampled += completion.n_response_tokens
+        added = list(self._history) if index == 0 else []
+        call = await next_call(self._context, index, self._history, added, tools, self._n_sampled)
+        self._n_sampled += call.n_response_tokens
         return call
 
     async def _act(self, call: ModelCall) -> Outcome | None:
@@ -152,7 +147,9 @@ class _EpisodeRun:
         self._last = call
         limit = self._context.limits.max_observation_chars
         call.observations += [{**each, "content": cut(each["content"], limit)} for each in step.messages]
-        return _outcome(step)
+        if step.terminated:
+            return Outcome.SUBMITTED
+        return Outcome.MAX_TURNS if step.truncated else None
 
     async def _carried_out(self, action: Action | None) -> Step | float | BrokenEpisode | None:
         """Carry out an action, or close the episode. Return the error that the policy's texts cause, if any."""
@@ -286,17 +283,6 @@ async def _unread(family: str, entry: Mapping[str, Any], settings: Mapping[str, 
     return 0.0
 
 
-def _outcome(step: Step) -> Outcome | None:
-    if step.terminated:
-        return Outcome.SUBMITTED
-    return Outcome.MAX_TURNS if step.truncated else None
-
-
 def _text(message: Message) -> str:
     content: Any = message.get("content")
     return content if isinstance(content, str) else ""
-
-
-def _last_text(history: Sequence[Message]) -> str | None:
-    """Return the policy's last text, for people."""
-    return next((_text(each) for each in reversed(history) if each["role"] == "assistant"), None)

@@ -11,9 +11,9 @@ from typing import Any
 from farm.errors import AgentError, LimitReached, RolloutError, ToolError
 from farm.records.rollout import STEP_ENDS, Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
-from workers.agents.actions import InvalidCall, cut, ended_by, parse, schemas, tool_calls
-from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
-from workers.policy.recording import RepeatedTurns, Stopwatch, as_applied, model_call, text_of
+from workers.agents.actions import InvalidCall, cut, ended_by, next_call, parse, schemas, tool_calls
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Observation
+from workers.policy.recording import RepeatedTurns, text_of
 
 MAX_INVALID_CALLS = 5
 """Number of consecutive invalid tool calls that ends a rollout."""
@@ -56,7 +56,8 @@ class _ReactRun:
     async def goes_on(self, result: AgentResult) -> bool:
         """Return whether the task has another step; its messages are then in the conversation."""
         # A text cut short by the limit of its call is the policy's answer to this step.
-        cut_short = result.outcome is Outcome.MAX_TOKENS and result.answer is not None and self._left() > 0
+        left = self._context.limits.max_tokens - self._n_sampled
+        cut_short = result.outcome is Outcome.MAX_TOKENS and result.answer is not None and left > 0
         if self._context.next_messages is None or not (cut_short or result.outcome in STEP_ENDS):
             return False
         self._n_steps += 1
@@ -71,37 +72,23 @@ class _ReactRun:
 
     async def turn(self, index: int) -> AgentResult | None:
         """Run one model call and its tool calls; return the rollout's result, or None if it goes on."""
-        max_tokens = self._max_tokens()
-        call, completion = await self._ask(index, max_tokens)
+        call = await self._ask(index)
         await self._context.record(call)
-        requested = tool_calls(completion.response)
+        requested = tool_calls(call.response)
         if not requested:
-            return AgentResult(ended_by(completion, max_tokens, Outcome.ANSWERED), _text(completion.response))
+            return AgentResult(ended_by(call, Outcome.ANSWERED), _text(call.response))
         ended = await self._act(requested, call)
         await self._context.record(call)
         self._history += call.observations
         return ended
 
-    def _left(self) -> int:
-        return self._context.limits.max_tokens - self._n_sampled
-
-    def _max_tokens(self) -> int:
-        left = self._left()
-        if left <= 0:
-            raise LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled")
-        return min(left, self._context.sampling.max_tokens or left)
-
-    async def _ask(self, index: int, max_tokens: int) -> tuple[ModelCall, Completion]:
-        sampling = self._context.sampling
-        watch = Stopwatch()
-        completion = await self._context.policy.complete(list(self._history), self._schemas, sampling, max_tokens)
+    async def _ask(self, index: int) -> ModelCall:
         # Each message is recorded once; tool results are the observations before.
         added, self._unrecorded = self._unrecorded, []
-        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), self._schemas)
-        self._history.append(completion.response)
-        self._answer, self._observed = completion.response, []
-        self._n_sampled += completion.n_response_tokens
-        return call, completion
+        call = await next_call(self._context, index, self._history, added, self._schemas, self._n_sampled)
+        self._answer, self._observed = call.response, []
+        self._n_sampled += call.n_response_tokens
+        return call
 
     async def _act(self, requested: list[ToolCall], call: ModelCall) -> AgentResult | None:
         # Unparseable calls are included, and counted with the rest.
