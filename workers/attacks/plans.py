@@ -99,11 +99,8 @@ def answer_attacks(question: str, gold: str, options: Sequence[str], boxed: bool
     if boxed:
         boxes = f"\\boxed{{{gold}}} or rather \\boxed{{{other}}}"
         attacks.append(Attack("gold-and-then-another", "hedged-answer", answer=boxes))
-    return [each for each in attacks if not _is_gold(each.answer, gold)]
-
-
-def _is_gold(answer: str, gold: str) -> bool:
-    return answer.removeprefix("\\boxed{").removesuffix("}").strip() == gold.strip()
+    texts = [each.answer.removeprefix("\\boxed{").removesuffix("}").strip() for each in attacks]
+    return [each for each, text in zip(attacks, texts, strict=True) if text != gold.strip()]
 
 
 def issue_attacks(tree: str, gold_patch: str) -> list[Attack]:

@@ -90,7 +90,7 @@ class TestCopier:
         new = self._new_name(name)
         source = self._source(function, new)
         if groups:
-            indent = _indent(source)
+            indent = source[: len(source) - len(source.lstrip())]
             lines = [f"{indent}{'.'.join(groups)}.{new} = {new}", f"{indent}del {new}"]
             source = "\n".join(["if True:", source, *lines])
         try:
@@ -119,7 +119,8 @@ class TestCopier:
             _replace(lines, first, last, f"{_text(lines, first, last)}; {wrong}")
         elif not isinstance(last, ast.Return):
             lines.append(f"{before}{wrong}".encode())
-        for node in sorted(_returns(function.body), key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        returns = [node for node in _own(function.body) if isinstance(node, ast.Return)]
+        for node in sorted(returns, key=lambda node: (node.lineno, node.col_offset), reverse=True):
             _replace(lines, first, node, self._wrong().assertion)
         at = function.lineno - first
         lines[at] = re.sub(rf"\bdef\s+{function.name}\b", f"def {name}", lines[at].decode(), count=1).encode()
@@ -171,10 +172,6 @@ def _own(body: Collection[Any]) -> Iterator[Any]:
             yield from _own(list(ast.iter_child_nodes(node)))
 
 
-def _returns(body: Collection[Any]) -> list[Any]:
-    return [node for node in _own(body) if isinstance(node, ast.Return)]
-
-
 def _caught(body: Collection[Any]) -> Iterator[Any]:
     for node in _own(body):
         if isinstance(node, (ast.Try, ast.With, ast.AsyncWith)) or type(node).__name__ == "TryStar":
@@ -189,10 +186,6 @@ def _bound(node: Any) -> set[str]:
     inner = {each.name for each in _own([node]) if isinstance(each, (*_FUNCTIONS, ast.ClassDef))}
     imported = [name for each in _own([node]) if isinstance(each, (ast.Import, ast.ImportFrom)) for name in each.names]
     return names | inner | {(name.asname or name.name).split(".")[0] for name in imported}
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
 
 
 def _text(lines: list[bytes], first: int, node: Any) -> str:

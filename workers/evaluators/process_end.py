@@ -209,36 +209,30 @@ async def settle(
     the farm caused the end, or if the scorer gives nothing full marks.
     """
     with judging():
-        return await _settled(trial, control, what, scorer)
-
-
-async def _settled(
-    trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[], Awaitable[str]], what: str, scorer: str
-) -> T:
-    began = time.monotonic()
-    run = await trial()
-    is_proven = False
-    whose, reason = await _judged(run)
-    if whose is EndCause.UNKNOWN:
-        took_s = max(time.monotonic() - began, run.end.limit_s)
-        async with _repetition(took_s) if run.end.conditions.shortage else nullcontext():
-            async with observed() as conditions:
-                failed = await control()
-            if failed := failed or conditions.shortage:
-                raise EvaluatorError(f"{what}: {reason}, and a control that must pass also failed: {failed}")
+        began = time.monotonic()
+        run = await trial()
+        is_proven = False
+        whose, reason = await _judged(run)
+        if whose is EndCause.UNKNOWN:
+            took_s = max(time.monotonic() - began, run.end.limit_s)
+            async with _repetition(took_s) if run.end.conditions.shortage else nullcontext():
+                async with observed() as conditions:
+                    failed = await control()
+                if failed := failed or conditions.shortage:
+                    raise EvaluatorError(f"{what}: {reason}, and a control that must pass also failed: {failed}")
+                is_proven = True
+                run = await trial()
+                whose, reason = await _judged(run)
+        if whose is EndCause.FARM:
+            raise EvaluatorError(f"{what}: {reason}; it is scored again")
+        known_s = time.monotonic() - _proven.get(scorer, -math.inf)
+        if scorer and not (run.passed or run.stands or is_proven) and known_s > _PROVEN_S:
+            if failed := await control():
+                raise EvaluatorError(f"{what}: {reason}, and a control that must pass did not: {failed}")
             is_proven = True
-            run = await trial()
-            whose, reason = await _judged(run)
-    if whose is EndCause.FARM:
-        raise EvaluatorError(f"{what}: {reason}; it is scored again")
-    known_s = time.monotonic() - _proven.get(scorer, -math.inf)
-    if scorer and not (run.passed or run.stands or is_proven) and known_s > _PROVEN_S:
-        if failed := await control():
-            raise EvaluatorError(f"{what}: {reason}, and a control that must pass did not: {failed}")
-        is_proven = True
-    if scorer and (is_proven or run.passed):
-        _note_proven(scorer)
-    return run.value
+        if scorer and (is_proven or run.passed):
+            _note_proven(scorer)
+        return run.value
 
 
 def _note_proven(scorer: str) -> None:

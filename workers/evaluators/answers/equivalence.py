@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
@@ -74,32 +75,27 @@ class EquivalenceEvaluator:
         reference = self._reference
         if not reference.rule:
             return await self._score(self._final_answer(submission.answer), submission.answer, timeout_s)
+        response = submission.answer or ""
         if reference.rule == LIBRARY:
-            authors = await self._by_library(submission.answer or "", timeout_s)
+            authors = await self._by_grader(equality.WHOLE_RESPONSE, response if response.strip() else None, timeout_s)
+            authors = replace(authors, answer=None)
         elif reference.rule in SYMPY_RULES:
-            authors = await self._by_sympy(submission.answer or "", timeout_s)
+            answer = SYMPY_RULES[reference.rule].find(response)
+            authors = await self._by_grader(reference.rule, answer, timeout_s)
         else:
-            authors = RULES[reference.rule](submission.answer or "", reference)
+            authors = RULES[reference.rule](response, reference)
         return with_authors(await self._with_authors_answer(authors, submission.answer, timeout_s), authors)
 
-    async def _by_library(self, response: str, timeout_s: float) -> AuthorsScore:
-        entry = {"gold": self._reference.gold}
-        verification = Verification(equality.WHOLE_RESPONSE, entry, None, grader=self._grader)
-        value = (await verification.score(response, timeout_s)).value if response.strip() else 0.0
-        return AuthorsScore(LIBRARY, value, value == 1.0)
+    async def _by_grader(self, family: str, answer: str | None, timeout_s: float) -> AuthorsScore:
+        verification = Verification(family, {"gold": self._reference.gold}, None, grader=self._grader)
+        value = 0.0 if answer is None else (await verification.score(answer, timeout_s)).value
+        return AuthorsScore(self._reference.rule, value, value == 1.0, answer)
 
     def _final_answer(self, response: str | None) -> FinalAnswer:
         """Return the match of the row's first pattern that finds any; without patterns, the final answer."""
         patterns = (self._reference.pattern, *self._reference.other_patterns)
         found = (final_answer(response, pattern) for pattern in patterns)
         return next((answer for answer in found if answer.text), FinalAnswer())
-
-    async def _by_sympy(self, response: str, timeout_s: float) -> AuthorsScore:
-        rule, entry = self._reference.rule, {"gold": self._reference.gold}
-        answer = SYMPY_RULES[rule].find(response)
-        verification = Verification(rule, entry, None, grader=self._grader)
-        value = 0.0 if answer is None else (await verification.score(answer, timeout_s)).value
-        return AuthorsScore(rule, value, value == 1.0, answer)
 
     async def _with_authors_answer(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score the answer that the authors' scorer extracts, by the farm's stricter and broader rules.
@@ -199,12 +195,10 @@ class EquivalenceEvaluator:
                 return None, f"other text, and {equality.UNREADABLE}"
             raise EvaluatorError(f"comparing with the gold answer {gold[:100]!r}: {error}") from error
         if verified.value == 1.0:
-            left = operations_left(answer, gold) if self._wants_value(gold) else set()
+            wants_value = is_value(gold) if self._reference.evaluated is None else self._reference.evaluated
+            left = operations_left(answer, gold) if wants_value else set()
             return (False, "not evaluated") if left else (True, equality.FAMILY)
         return None, verified.reason or f"not equal by {equality.FAMILY}"
-
-    def _wants_value(self, gold: str) -> bool:
-        return is_value(gold) if self._reference.evaluated is None else self._reference.evaluated
 
 
 def _brackets(text: str) -> str:

@@ -116,7 +116,10 @@ test_command.__test__ = False  # type: ignore[attr-defined]  # pytest would coll
 
 def made_script(tree: str, base_commit: str, command: str, files: Sequence[str], test_patch: str) -> str:
     """Return a script in swebench's form: activate, restore and patch the tests, run them between the marks."""
-    targets = [_django_label(file) for file in files] if "runtests.py" in command else list(files)
+    targets = list(files)
+    if "runtests.py" in command:
+        # Labels of Django's modules.
+        targets = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in files]
     lines = ["#!/bin/bash", "set -uxo pipefail", _ACTIVATE, f"cd {shlex.quote(tree)}"]
     if test_patch:
         base = base_commit or "HEAD"
@@ -125,10 +128,6 @@ def made_script(tree: str, base_commit: str, command: str, files: Sequence[str],
         lines += [f"git apply -v - <<'{_DELIMITER}'", test_patch.rstrip("\n"), _DELIMITER]
     lines += [f": '{START}'", " ".join([command, *map(shlex.quote, targets)]), f": '{END}'"]
     return "\n".join(lines) + "\n"
-
-
-def _django_label(file: str) -> str:
-    return file.removeprefix("tests/").removesuffix(".py").replace("/", ".")
 
 
 def parts(script: str) -> tuple[str, str]:

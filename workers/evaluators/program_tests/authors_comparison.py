@@ -283,7 +283,8 @@ def _as_eval_plus(
     if function == "find_zero" and dataset == "humaneval":
         return bool(special)
     exact = special if dataset == "mbpp" and function in (*_SETS, *_NOT_NONE) else special or value == expected
-    if kept[0] == 0 and _are_floats(expected):
+    items = expected if isinstance(expected, list | tuple) and expected else [expected]
+    if kept[0] == 0 and all(isinstance(item, float) for item in items):
         kept[0] = 1e-6
     if exact or kept[0] == 0:
         return bool(exact)
@@ -316,11 +317,6 @@ _SETS = (
     *("intersection_array", "find_dissimilar", "Diff"),
 )
 _NOT_NONE = ("check_str", "text_match_three", "text_starta_endb")
-
-
-def _are_floats(value: Any) -> bool:
-    items = value if isinstance(value, list | tuple) and value else [value]
-    return all(isinstance(item, float) for item in items)
 
 
 def _pyramid_surface(base: float, height: float) -> int:

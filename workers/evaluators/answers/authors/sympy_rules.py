@@ -109,11 +109,14 @@ def _same(answer: _Value, gold: _Value, pi: float = math.pi) -> bool:
     answer, gold = _plain(answer, pi), _plain(gold, pi)
     if isinstance(answer, str):
         answer = answer[:_MAX_CHARS_OF_ANSWER]
-        if isinstance(gold, str) and _same_text(answer, gold):
+        if isinstance(gold, str) and (
+            answer.strip().lower() == gold.strip().lower() or answer.replace(" ", "") == gold.replace(" ", "")
+        ):
             return True
     numbers = _number(answer), _number(gold)
     if numbers[0] is not None and numbers[1] is not None:
-        return any(math.isclose(each, numbers[0], rel_tol=_TOLERANCE) for each in _with_percentages(numbers[1]))
+        hundredfold = (numbers[1] / 100, numbers[1], numbers[1] * 100)
+        return any(math.isclose(each, numbers[0], rel_tol=_TOLERANCE) for each in hundredfold)
     if not answer and answer != 0:
         return False
     text, gold_text = _without_names(str(answer).strip()), str(gold).strip()
@@ -126,14 +129,6 @@ def _same(answer: _Value, gold: _Value, pi: float = math.pi) -> bool:
     if text.startswith("Point") and gold_text[0] == "(" and gold_text[-1] == ")":
         return _same_parts(text[text.find("(") + 1 : -1], gold_text[1:-1])
     return _MATRIX in gold_text and _same_matrix(text, gold_text)
-
-
-def _same_text(answer: str, gold: str) -> bool:
-    return answer.strip().lower() == gold.strip().lower() or answer.replace(" ", "") == gold.replace(" ", "")
-
-
-def _with_percentages(number: float) -> tuple[float, ...]:
-    return number / 100, number, number * 100
 
 
 def _plain(value: _Value, pi: float) -> _Value:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workers.environments.answer_tags import last_tagged
 from workers.evaluators.answers.reference import MAX_CHARS, Reference, box_of_last_mark, last_box
@@ -142,10 +143,9 @@ def normalized_by_dapo(answer: str, also_removed: Sequence[str] = ()) -> str:
 
 
 def search_r1(response: str, key: Reference) -> AuthorsScore:
-    answer = last_tagged(response)
-    right = answer is not None and any(normalized_words(answer) == normalized_words(gold) for gold in key.golds)
+    score = search_r1_of_skyrl(response, key)
     many = max(response.count("<answer>"), response.count("</answer>")) > _MAX_TAGS
-    return AuthorsScore("search_r1", (0.25 if many else 1.0) if right else 0.0, right, answer)
+    return replace(score, rule="search_r1", value=score.value * (0.25 if many else 1.0))
 
 
 def search_r1_of_skyrl(response: str, key: Reference) -> AuthorsScore:
