@@ -14,9 +14,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from workers.attacks.attack import NO_WORK, Attack, AttackPlan
-from workers.attacks.forged_outcomes import FORGED
 from workers.attacks.program_attacks import function_attacks, stream_attacks
-from workers.attacks.pytest_patches import PATCHES
+from workers.attacks.pytest_patches import FORGED, PATCHES
 
 HEDGES = (
     "{gold} or {other}",

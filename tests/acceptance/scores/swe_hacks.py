@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from workers.attacks.forged_outcomes import FORGED
-from workers.attacks.pytest_patches import PATCHES
+from workers.attacks.pytest_patches import FORGED, PATCHES
 
 OWN = {
     # replaced while the tests run, from within the package

@@ -52,7 +52,7 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     if pattern:
         matches = list(re.finditer(pattern, text[-MAX_CHARS:]))
         return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
-    places = (_box_place(text), _open_box_place(text), _tag_place(text), _line_place(text))
+    places = (_box_place(text), _last_place(_BOX_WITHOUT_BRACES, text), _tag_place(text), _line_place(text))
     found = [place for place in places if place is not None]
     if found:
         # The last mark counts; if a box is unclosed the response was cut off, and earlier marks are not the answer.
@@ -116,9 +116,9 @@ def closing_boxes(response: str | None) -> list[str]:
     return result
 
 
-def _open_box_place(text: str) -> tuple[int, str | None] | None:
-    """Return the position of the last box without braces, and the text from there to the end of the formula."""
-    last = next(reversed(list(_BOX_WITHOUT_BRACES.finditer(text))), None)
+def _last_place(pattern: re.Pattern[str], text: str) -> tuple[int, str] | None:
+    """Return the position of the last match, and the text of its first group."""
+    last = next(reversed(list(pattern.finditer(text))), None)
     return None if last is None else (last.start(), last.group(1).strip())
 
 
@@ -128,8 +128,8 @@ def _tag_place(text: str) -> tuple[int, str | None] | None:
 
 
 def _line_place(text: str) -> tuple[int, str | None] | None:
-    last = next(reversed(list(_ANSWER_LINE.finditer(text))), None)
-    return None if last is None else (last.start(), last.group(1).strip().strip("`").rstrip("*_ "))
+    place = _last_place(_ANSWER_LINE, text)
+    return None if place is None else (place[0], place[1].strip("`").rstrip("*_ "))
 
 
 def _closing_braces(text: str) -> dict[int, int]:

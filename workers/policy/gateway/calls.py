@@ -248,9 +248,7 @@ class GatewayCalls:
             raise
         applied = {**as_applied(sampling, max_tokens), "asked": request.requested_params}
         completion.labels = self._labels(request, conversation) | completion.labels
-        new = self._branches.new(conversation)
-        images = digests_of(conversation.messages)
-        call = model_call(self._next_index(), new, completion, watch, applied, request.tools, images)
+        call = self._call(request, conversation, completion, watch, applied)
         self._took(request, conversation, completion, max_tokens)
         await self._recorded(request, call, completion)
         return completion
@@ -284,10 +282,7 @@ class GatewayCalls:
         self._n_sampled += answered.n_response_tokens
         completion = replace(answered, prompt_ids=None, response_ids=None, response_logprobs=None, versions=())
         completion.labels = self._labels(request, conversation) | {ROLE: request.model}
-        applied = {"asked": request.requested_params}
-        new = self._branches.new(conversation)
-        images = digests_of(conversation.messages)
-        call = model_call(self._next_index(), new, completion, watch, applied, request.tools, images)
+        call = self._call(request, conversation, completion, watch, {"asked": request.requested_params})
         self._branches.add(conversation, completion.response)
         await self._recorded(request, call, completion)
         _send(completion, on_delta)
@@ -311,9 +306,17 @@ class GatewayCalls:
             retryable=False,
         )
 
-    def _next_index(self) -> int:
+    def _call(
+        self,
+        request: ParsedRequest,
+        conversation: HashedConversation,
+        completion: Completion,
+        watch: Stopwatch,
+        sampling: dict[str, Any],
+    ) -> ModelCall:
         index, self._n_recorded = self._n_recorded, self._n_recorded + 1
-        return index
+        new, images = self._branches.new(conversation), digests_of(conversation.messages)
+        return model_call(index, new, completion, watch, sampling, request.tools, images)
 
     def _labels(self, request: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
         """Return the labels that a request sets, and its counts of earlier answers and of tools."""

@@ -6,7 +6,6 @@ https://platform.openai.com/docs/api-reference/chat
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from farm.records.trajectory import Message
@@ -30,8 +29,6 @@ from workers.policy.gateway.dialects.request_fields import CHAT, CHAT_MESSAGE, o
 if TYPE_CHECKING:
     from openai.types.chat import (
         ChatCompletionMessageParam,
-        ChatCompletionToolParam,
-        ChatCompletionToolUnionParam,
         CompletionCreateParams,
     )
 
@@ -47,7 +44,7 @@ class ChatApi:
         unknown = CHAT.unknown(body)
         if set(model_api.texts(body.get("modalities"), "modalities")) - {"text"}:
             raise BadRequest("only text answers are supported", "modalities")
-        tools, left_out = _tools(body.get("tools"))
+        tools, left_out = model_api.function_tools(body.get("tools"), flat=False)
         choice = of_openai(body.get("tool_choice"), flat=False).checked(tools, left_out, "tool_choice")
         messages = cast("list[ChatCompletionMessageParam]", model_api.mappings(body.get("messages"), "messages"))
         parsed = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -229,19 +226,3 @@ def _calls(message: ChatCompletionMessageParam, name: str) -> list[AnsweredToolC
             AnsweredToolCall(str(call.get("id") or ""), model_api.word(called.get("name"), f"{where}.name"), arguments)
         )
     return calls
-
-
-def _tools(value: Iterable[ChatCompletionToolUnionParam] | None) -> tuple[list[ChatCompletionToolParam], list[str]]:
-    if not value:
-        return [], []
-    tools, left_out = [], []
-    for number, tool in enumerate(model_api.mappings(value, "tools")):
-        called = tool.get("function")
-        if tool.get("type") == "function" and isinstance(called, dict):
-            where = f"tools[{number}].function"
-            name = model_api.word(called.get("name"), f"{where}.name")
-            schema = model_api.schema(called.get("parameters"), f"{where}.parameters")
-            tools.append(model_api.function(name, called.get("description"), schema))
-        else:
-            left_out.append(str(tool.get("type")))
-    return tools, left_out

@@ -367,6 +367,23 @@ def function(name: str, description: object, parameters: dict[str, Any] | None) 
     return {"type": "function", "function": definition}
 
 
+def function_tools(value: object, *, flat: bool) -> tuple[list[ChatCompletionToolParam], list[str]]:
+    """Return the function tools of OpenAI's APIs, and the types of tools that run only on the vendor's servers.
+
+    `flat`: a function's fields are next to its type, not in a nested object. Raises BadRequest.
+    """
+    tools, left_out = [], []
+    for number, tool in enumerate(mappings(value or [], "tools")):
+        called, where = (tool, f"tools[{number}]") if flat else (tool.get("function"), f"tools[{number}].function")
+        if tool.get("type") == "function" and isinstance(called, dict):
+            name = word(called.get("name"), f"{where}.name")
+            parameters = schema(called.get("parameters"), f"{where}.parameters")
+            tools.append(function(name, called.get("description"), parameters))
+        else:
+            left_out.append(str(tool.get("type")))
+    return tools, left_out
+
+
 def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -> Message:
     """Return an assistant message in the policy's own form."""
     message: Message = {"role": "assistant", "content": text}

@@ -28,7 +28,6 @@ from workers.policy.gateway.dialects.openai_answers import (
 from workers.policy.gateway.dialects.request_fields import RESPONSES, of_openai, schema_of_format
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletionToolParam
     from openai.types.responses import (
         ResponseCreateParams,
         ResponseFunctionToolCallParam,
@@ -266,7 +265,7 @@ class ResponsesApi:
 
     def parse(self, body: ResponseCreateParams) -> ParsedRequest:
         unknown = RESPONSES.unknown(body)
-        tools, left_out = _tools(self._namespaces.flattened(body.get("tools")))
+        tools, left_out = model_api.function_tools(self._namespaces.flattened(body.get("tools")), flat=True)
         choice = of_openai(body.get("tool_choice"), flat=True).checked(tools, left_out, "tool_choice")
         text = body.get("text")
         if not isinstance(text, dict | None):
@@ -458,18 +457,3 @@ def _others(item: ResponseInputItemParam, name: str) -> Message:
     if role == "user":
         return {"role": "user", "content": model_api.shown(item.get("content"), f"{name}.content", _TEXT_PARTS)}
     return {"role": "system", "content": model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)}
-
-
-def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
-    """Return the function tools, and the types of tools that run only on the vendor's servers."""
-    if not value:
-        return [], []
-    tools, left_out = [], []
-    for number, tool in enumerate(model_api.mappings(value, "tools")):
-        if tool.get("type") == "function":
-            name = model_api.word(tool.get("name"), f"tools[{number}].name")
-            schema = model_api.schema(tool.get("parameters"), f"tools[{number}].parameters")
-            tools.append(model_api.function(name, tool.get("description"), schema))
-        else:
-            left_out.append(str(tool.get("type")))
-    return tools, left_out
