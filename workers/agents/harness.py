@@ -23,7 +23,6 @@ from farm.errors import AgentError, AgentMissing, RolloutError
 from farm.records.request import Limits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.sandbox_spec import AgentProgram
-from farm.records.trajectory import Message
 from workers.agents.actions import cut
 from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
 from workers.policy.gateway import relay
@@ -146,8 +145,10 @@ class HarnessAgent:
             async with gateway(calls, sandbox.socket_folder) as address:
                 mark = f"http://farm-gateway-{secrets.token_hex(8)}"
                 budget = calls.token_budget
+                # System messages are the farm's own, about tools that the command does not have.
+                texts = [str(message["content"]) for message in context.messages if message["role"] == "user"]
                 task = Task(
-                    _user_text(context.messages),
+                    "\n\n".join(texts),
                     context.limits,
                     mark,
                     address.key,
@@ -339,11 +340,6 @@ def _how(ended: ExecResult) -> str:
         return "has a Python that does not start in its image: it is the node's, and needs a C library like the node's"
     limit = f", as it reached a limit of its sandbox: {ended.limit}" if ended.limit else ""
     return f"ended with code {ended.code}{limit}"
-
-
-def _user_text(messages: Sequence[Message]) -> str:
-    """Return the user messages. System messages are the farm's own, about tools that the command does not have."""
-    return "\n\n".join(str(message["content"]) for message in messages if message["role"] == "user")
 
 
 @cache

@@ -38,12 +38,6 @@ def _high(descriptor: int) -> int:
     return number
 
 
-def _plugin_folder(name: str, source: str) -> str:
-    folder = tempfile.mkdtemp()
-    Path(folder, f"{name}.py").write_text(source)
-    return folder
-
-
 class ObservedRun:
     """One run of the command: each pipe's data, its end, and the delay of the clock."""
 
@@ -79,7 +73,8 @@ class ObservedRun:
         os.write(secret[1], f"{value} {request['key']}".encode())
         os.close(secret[1])
         secret_end = _high(secret[0])
-        folder = _plugin_folder(request["plugin"], request["source"])
+        folder = tempfile.mkdtemp()
+        Path(folder, f"{request['plugin']}.py").write_text(request["source"])
         env = {
             **os.environ,
             **request["env"],

@@ -1,12 +1,21 @@
 """Scores one answer in a separate process, which the grader forks and which ends with the grader at the latest.
 
 An answer can only affect this process, which scores nothing else. It has no descriptor except the pipe for its score,
-makes no system calls except those for computing, and compiles no source outside the grammar of `expressions.py`, so
-that no text of the policy runs as a program. Memory and CPU time are limited.
+makes no system calls except those for computing, and compiles no source outside a grammar of literals and arithmetic,
+so that no text of the policy runs as a program. Memory and CPU time are limited.
+
+Some verifiers of reasoning-gym pass an answer to `eval` (string_insertion, spiral_matrix, binary_matrix, n_queens), or
+to sympy's `parse_expr`, which calls it (countdown, puzzle24, simple_integration, intermediate_integration,
+polynomial_multiplication). The list changes with its versions, so the rule names no families: *every* source to be
+compiled must match the grammar; the interpreter itself reports each (audit event `compile`). The grammar has no
+attributes, subscripts, comprehensions, lambdas or f-strings; names are single letters, which stand for unknowns; calls
+are of mathematical functions by name, and of sympy's classes for numbers and letters. If the reference answer has no
+letters, as in countdown, both are forbidden: `exp(x - x)` is a number that is not among the given ones.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -19,7 +28,6 @@ from typing import Any, NoReturn
 
 from workers.environments.computing_calls import allow_only_computing, die_with_parent
 from workers.evaluators.answers.late_imports import LateImports
-from workers.evaluators.expressions import refusal
 
 _MEMORY_BYTES = 2 << 30
 """Bytes of memory for a scorer in addition to the grader's own mappings."""
@@ -41,6 +49,30 @@ _NONSENSE = "qzxjv"
 _TINY, _TINY_SHARE = 1e-3, 0.01
 """Numbers below this must match a reference within this share of it: a verifier's tolerance would accept 0."""
 _FRACTION = re.compile(r"\s*([-+]?\d{1,40})\s*/\s*(\d{1,40})\s*")
+_MAX_CHARACTERS = 100_000
+_OURS = frozenset({"from sympy import *"})
+"""Constant sources that libraries compile by themselves."""
+_NAMES = frozenset({"pi"})
+_FROM_TEXT = frozenset({"Symbol", "Float"})
+"""sympy's calls for a letter or a decimal, with one string."""
+_NUMBERS = frozenset({"Integer", "Float"})
+_FUNCTIONS = frozenset(
+    {"Integer", "Rational", "Abs", "sqrt", "cbrt", "exp", "log", "ln", "erf", "factorial"}
+    | {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot"}
+    | {"sinh", "cosh", "tanh", "asinh", "acosh", "atanh"}
+)
+_PLAIN = (
+    ast.Expression,
+    ast.Load,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.Dict,
+    ast.UnaryOp,
+    ast.BinOp,
+    ast.operator,
+    ast.unaryop,
+)
 Verifier = Callable[[str, dict[str, Any]], float]
 
 
@@ -145,6 +177,50 @@ class _Guard:
             self._checking = False
         if self.refused:
             raise EvaluationRefused(self.refused)
+
+
+def refusal(source: str, *, letters: bool = True) -> str:
+    """Return why a source is not in the grammar; empty if it is. Raises SyntaxError if it is not an expression.
+
+    Without `letters`, unknowns and functions are not in the grammar.
+    """
+    if source in _OURS:
+        return ""
+    if len(source) > _MAX_CHARACTERS:
+        return f"an expression of {len(source)} characters"
+    try:
+        tree = ast.parse(source.strip(), mode="eval")
+    except (RecursionError, MemoryError):
+        return "an expression that is nested too deeply"
+    except ValueError as error:
+        raise SyntaxError(str(error)) from None
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not letters and (unknown := names - _NUMBERS):
+        return f"the name {min(unknown)[:40]!r}, though only numbers are allowed"
+    return next(filter(None, map(_refused, ast.walk(tree))), "")
+
+
+def _refused(node: ast.AST) -> str:
+    if isinstance(node, ast.Call):
+        return _refused_call(node)
+    if isinstance(node, ast.Name):
+        known = len(node.id) == 1 or node.id in _NAMES | _FUNCTIONS | _FROM_TEXT
+        return "" if known else f"the name {node.id[:40]!r}"
+    if isinstance(node, ast.Constant):
+        return ""
+    return "" if isinstance(node, _PLAIN) else f"a Python {type(node).__name__}"
+
+
+def _refused_call(call: ast.Call) -> str:
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    texts = [
+        argument
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str | bytes)
+    ]
+    from_text = name in _FROM_TEXT and len(call.args) == len(texts) == 1
+    allowed = from_text or (name in _FUNCTIONS and not texts)
+    return "" if allowed and not call.keywords else f"a call of {name[:40] or 'an expression'}"
 
 
 def _reply(verifier: Verifier, answer: str, entry: dict[str, Any], guard: _Guard) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from farm.errors import EngineError, LimitReached
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.request import SamplingParams
-from farm.records.trajectory import LogProbs, Message, SampledTokens, TokenIds, VersionSpan, field_values
+from farm.records.trajectory import Message, SampledTokens, TokenIds, VersionSpan, field_values
 from farm.seeds import part_seed
 from workers.plugins.interfaces import Completion, Delta, OnDelta
 from workers.policy.answer_form import GUIDED, FormedSampling, guide_of, is_spelled
@@ -282,11 +282,12 @@ class TokenCompletion:
         return SpelledCompletion(**field_values(completion, Completion), token_texts=texts)
 
     def _whole(self) -> Generation:
+        logprobs = [part.response_logprobs for part in self._parts if part.response_logprobs is not None]
         return replace(
             self._parts[-1],
             prompt_ids=self.prompt.ids,
             response_ids=self.response_ids,
-            response_logprobs=_joined_logprobs(self._parts),
+            response_logprobs=np.concatenate(logprobs) if len(logprobs) == len(self._parts) else None,
             versions=_joined_versions(self._parts),
             n_cached_tokens=self._parts[0].n_cached_tokens,
             routed_experts=self._experts(),
@@ -299,11 +300,6 @@ def _first_difference(sent: TokenIds, seen: TokenIds | None) -> int | None:
     n = min(len(sent), len(seen))
     different = np.flatnonzero(sent[:n] != seen[:n])
     return int(different[0]) if len(different) else n
-
-
-def _joined_logprobs(parts: Sequence[Generation]) -> LogProbs | None:
-    logprobs = [part.response_logprobs for part in parts if part.response_logprobs is not None]
-    return np.concatenate(logprobs) if len(logprobs) == len(parts) else None
 
 
 def _joined_versions(parts: Sequence[Generation]) -> tuple[VersionSpan, ...]:

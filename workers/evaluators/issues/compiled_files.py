@@ -22,17 +22,13 @@ _MAGIC = b"\x7fELF"
 def compiled_files(tree: Path, mark: Path) -> dict[str, str]:
     """Return the SHA-256 of each compiled file by its absolute path."""
     since = mark.stat().st_ctime_ns
-    tracked = _tracked(tree)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, capture_output=True, check=False)
+    tracked = set(map(os.fsdecode, listed.stdout.split(b"\0")))
     found = [path for path in _elf_files(tree, 0) if str(path.relative_to(tree)) not in tracked]
     for folder in map(Path, sys.path):
         if not folder.is_relative_to(tree) and not tree.is_relative_to(folder):
             found += _elf_files(folder, since)
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
-
-def _tracked(tree: Path) -> set[str]:
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=tree, capture_output=True, check=False)
-    return set(map(os.fsdecode, done.stdout.split(b"\0")))
 
 
 def _elf_files(top: Path, since: int) -> Iterator[Path]:

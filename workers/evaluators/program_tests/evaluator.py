@@ -166,7 +166,8 @@ class ProgramTestsEvaluator:
         """Score the program. Raises EvaluatorError if a fault of the farm ended a test, or the reference fails."""
         program = submission.files.get(SOLUTION, "")
         of_authors = submission.files.get(AUTHORS_SOLUTION)
-        tests = await self._with_expected(fresh) if self._reference and self._lacks_expected() else self._tests
+        lacks_expected = any(isinstance(test, CallTest) and not test.expected for test in self._tests.tests)
+        tests = await self._with_expected(fresh) if self._reference and lacks_expected else self._tests
         verdict = await self._verdict(tests, program, fresh, timeout_s)
         if of_authors is not None:
             taken = await self._verdict(tests, of_authors, fresh, timeout_s)
@@ -202,9 +203,6 @@ class ProgramTestsEvaluator:
 
         scorer = f"{self.name} of {'calls' if is_call else 'streams'}"
         return await settle(trial, control, "the program", scorer=scorer)
-
-    def _lacks_expected(self) -> bool:
-        return any(isinstance(test, CallTest) and not test.expected for test in self._tests.tests)
 
     async def _with_expected(self, fresh: FreshSandbox) -> HiddenTests:
         """Return the tests; the reference computes missing values, before the program runs, in another sandbox."""

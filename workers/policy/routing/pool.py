@@ -151,16 +151,13 @@ class EnginePool:
                 self._backends[url] = Backend(each, EngineHealth(None if first else self.now()))
             elif self._backends[url].update(each):
                 self._monitor.doubt(self._backends[url])
-        self._hold_back()
-        self._monitor.look()
-        self.wake()
-
-    def _hold_back(self) -> None:
         for backend in self._backends.values():
             has_control = backend.info is not None and backend.info.control
             if backend.record.paused == "abort" and not has_control:
                 backend.abort_calls("is paused for new weights", died=False)
         self.report()
+        self._monitor.look()
+        self.wake()
 
     def report(self) -> None:
         """Report the calls in flight, and the orders that this process follows."""

@@ -89,9 +89,10 @@ def marks(message: Message) -> dict[str, str]:
 def outlined_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return at most the first two tools, without descriptions and schemas. They contain a mark: see `shows_tools`."""
     empty = {"type": "object", "properties": {}, "required": []}
+    names = [str((tool.get("function") or tool).get("name", "")) for tool in tools[:2]]
     return [
-        {"type": "function", "function": {"name": _tool_name(tool), "description": _mark("tool"), "parameters": empty}}
-        for tool in tools[:2]
+        {"type": "function", "function": {"name": name, "description": _mark("tool"), "parameters": empty}}
+        for name in names
     ]
 
 
@@ -118,10 +119,6 @@ def _kind(message: Message) -> Hashable:
         bool(reasoning(message)),
         bool(message.get("tool_calls")),
     )
-
-
-def _tool_name(tool: Mapping[str, Any]) -> str:
-    return str((tool.get("function") or tool).get("name", ""))
 
 
 def _changed(message: Message, change: Callable[[str, str], str]) -> Message:
