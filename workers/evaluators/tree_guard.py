@@ -102,13 +102,11 @@ class TreeGuard:
             below = path[len(root) + 1 :] if root and _below(path, root) else path if not root else ""
             first = below.split("/")[0]
             module = first.split(".")[0]
-            if module.lower() in self._names and not self._given(f"{root}/{module}".lstrip("/")):
-                return True
+            if module.lower() in self._names:
+                stem = f"{root}/{module}".lstrip("/")
+                if not self._git("ls-tree", "--name-only", self._baseline, "--", stem, f"{stem}.py").strip():
+                    return True
         return False
-
-    def _given(self, stem: str) -> bool:
-        shown = self._git("ls-tree", "--name-only", self._baseline, "--", stem, f"{stem}.py")
-        return bool(shown.strip())
 
     def _steers(self, path: str) -> bool:
         name = path.rsplit("/", 1)[-1]

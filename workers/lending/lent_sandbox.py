@@ -206,8 +206,6 @@ class LentSandbox:
             raise
         except ToolError as error:
             raise InvalidRequest(str(error)) from None
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise fault_of(error, self.sandbox.sandbox_id, f"the call {type(call).__name__}", SandboxError) from error
 

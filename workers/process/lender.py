@@ -146,8 +146,6 @@ class Lender:
         try:
             async with asyncio.timeout(_START_S), self._starts:
                 sandbox = await self._found_or_started(row)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             fault = fault_of(error, name, "its start", SandboxError)
             log.warning("Borrowed sandbox %s did not start: %s", name, fault)

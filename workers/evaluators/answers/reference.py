@@ -62,9 +62,15 @@ def box_of_last_mark(text: str) -> str | None:
 
 def box_at(text: str, start: int) -> str | None:
     """Return the contents of the box that begins at a position; None if it is unclosed."""
+    end = closing_brace(text, start)
+    return None if end is None else text[start + len(BOX) : end]
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """Return the position of the brace after which as many are closed as opened; None if there is none."""
     depth = 0
     for brace in _BRACE.finditer(text, start):
         depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return text[start + len(BOX) : brace.start()]
+        if depth == 0 and brace.group() == "}":
+            return brace.start()
     return None

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import EvaluatorError, SandboxError, ToolError
-from farm.records.request import SandboxLimits, SandboxSpec
+from farm.records.request import SandboxSpec
 from workers.evaluators.issues.issue import Issue, git, parts, stage
 from workers.evaluators.issues.kept_changes import paths_of_patch
 from workers.evaluators.node_conditions import observed
@@ -105,19 +105,9 @@ class SandboxWithVariables:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sandbox, name)
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        limits: SandboxLimits | None = None,
-    ) -> ExecResult:
+    async def exec(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> ExecResult:
         """Like `Sandbox.exec`; the variables of this call take precedence."""
-        more = {**self._variables, **(env or {})}
-        return await self._sandbox.exec(argv, timeout_s=timeout_s, stdin=stdin, env=more, cwd=cwd, limits=limits)
+        return await self._sandbox.exec(argv, env={**self._variables, **(env or {})}, **options)
 
 
 class NotBuilt(EvaluatorError):

@@ -45,12 +45,8 @@ def _listed(value: Any) -> Any:
     return [] if value is None else value
 
 
-def _text(value: Any) -> Any:
-    return "" if value is None else value
-
-
 Tests = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
 class InstallConfig(BaseModel):

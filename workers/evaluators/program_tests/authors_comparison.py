@@ -72,11 +72,9 @@ def close_by_line(output: str, expected: str) -> bool:
 
     Numbers are close by numpy's rule, unless all lines consist of digits.
     """
-    found = _same_lines(output, expected)
-    if found is not None:
-        return found
-    ours = [line for line in output.splitlines() if line]
-    theirs = _full_lines(expected)
+    if (lines := _different_lines(output, expected)) is None:
+        return True
+    ours, theirs = lines
     if len(ours) != len(theirs) or all(a.isdigit() and b.isdigit() for a, b in zip(ours, theirs, strict=True)):
         return False
     return _close_numbers(ours, theirs)
@@ -84,11 +82,9 @@ def close_by_line(output: str, expected: str) -> bool:
 
 def loose_by_line(output: str, expected: str) -> bool:
     """APPS: like prime_code, including digits; else the same words, or numbers to three places, in any order."""
-    found = _same_lines(output, expected)
-    if found is not None:
-        return found
-    ours = [line for line in output.splitlines() if line]
-    theirs = _full_lines(expected)
+    if (lines := _different_lines(output, expected)) is None:
+        return True
+    ours, theirs = lines
     if _close_numbers(ours, theirs):
         return True
     return _same_sets([line.split() for line in ours], [line.split() for line in theirs])
@@ -105,18 +101,14 @@ def loose_as_text(output: str, expected: str) -> bool:
     return _same_sets([list(word) for word in set(output.split())], [line.split() for line in theirs])
 
 
-def _same_lines(output: str, expected: str) -> bool | None:
-    """Return True if the lines are equal by APPS's rule, except for space and empty lines; else None."""
-    lines = output.splitlines()
-    wanted = expected.strip()
+def _different_lines(output: str, expected: str) -> tuple[list[str], list[str]] | None:
+    """Return the full lines of both; None if they are equal by APPS's rule, except for space and empty lines."""
+    lines, wanted = output.splitlines(), expected.strip()
     if "\n".join(lines).strip() == wanted or "\n".join(line.strip() for line in lines).strip() == wanted:
-        return True
-    theirs = _full_lines(expected)
-    return True if theirs in (lines, [line for line in lines if line]) else None
-
-
-def _full_lines(text: str) -> list[str]:
-    return [line.strip() for line in text.split("\n") if line]
+        return None
+    ours = [line for line in lines if line]
+    theirs = [line.strip() for line in expected.split("\n") if line]
+    return None if theirs in (lines, ours) else (ours, theirs)
 
 
 def _close_numbers(ours: Sequence[str], theirs: Sequence[str]) -> bool:

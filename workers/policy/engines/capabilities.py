@@ -137,7 +137,7 @@ async def _with_wire(address: EngineAddress, found: EngineInfo, timeout_s: float
         finally:
             await engine.aclose()
         notes = (*(() if sampled[0].versions else (NO_VERSIONS,)), *engine_kind.remarks(sampled[0]))
-        logprobs = _logprobs([_logprob(generation) for generation in sampled])
+        logprobs = _logprobs(sampled)
         return _extended(found, *notes, token_in=wire.name, token_out=True, logprobs=logprobs)
     return found
 
@@ -152,14 +152,10 @@ async def _greedy(engine: Engine, temperature: float) -> Generation:
     return await engine.generate(token_ids([1]), SamplingParams(temperature=temperature, top_k=1), 1)
 
 
-def _logprob(generation: Generation) -> float:
-    logprobs = generation.response_logprobs
-    return 0.0 if logprobs is None or not len(logprobs) else float(logprobs[0])
-
-
-def _logprobs(of_one_token: list[float]) -> Literal["raw", "processed"]:
+def _logprobs(sampled: list[Generation]) -> Literal["raw", "processed"]:
     """Return `raw` if the log-probability is equal at both temperatures, and not the 0 of a single remaining token."""
-    hot, cool = of_one_token
+    found = (generation.response_logprobs for generation in sampled)
+    hot, cool = (0.0 if logprobs is None or not len(logprobs) else float(logprobs[0]) for logprobs in found)
     return "processed" if abs(hot - cool) > _TELLING or hot == cool == 0.0 else "raw"
 
 

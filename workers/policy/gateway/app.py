@@ -175,8 +175,11 @@ class _Routes:
 
     def _listed(self, name: str) -> dict[str, Any]:
         """Return a model entry with the fields of all vendors, and the token limits of a call."""
+        ours: ModelDict = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
+        google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
+        anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
         budget = {} if name in self._calls.roles else self._calls.token_budget.fields()
-        return {**_listed(name), **budget}
+        return {**ours, **google, **anthropic, **budget}
 
     async def _parsed(self, api: Api, request: Request) -> ParsedRequest:
         """Return the parsed request. A large one is parsed in a thread, as all rollouts share the event loop."""
@@ -237,14 +240,6 @@ def _with_path(request: Request, body: dict[str, Any]) -> dict[str, Any]:
 
 async def _not_there(request: Request, error: Exception) -> Response:
     return refusal(ANY, ApiProblem(404, "not_found", f"there is no {request.method} {request.url.path}"))
-
-
-def _listed(name: str) -> dict[str, Any]:
-    """Return a model entry with the fields of all vendors."""
-    ours: ModelDict = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
-    google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
-    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-    return {**ours, **google, **anthropic}
 
 
 async def _no_embeddings(request: Request) -> Response:

@@ -15,9 +15,9 @@ assumed to be slow.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from farm.errors import EngineError, WeightsMissing
 from farm.observing.process_log import log_also
@@ -40,9 +40,9 @@ _SILENT_S = 60.0
 _SILENT_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RetryState:
-    """The attempts of one call: an immutable value, whose `after_...` methods return the state after an event.
+    """The attempts of one call.
 
     `last` is the last failure. By URL: `failures` counts failures, `not_before` is the time of the next attempt,
     `unfit` are the engines that cannot answer the call. `lives` are the engines on which it failed, each with the
@@ -51,32 +51,31 @@ class RetryState:
 
     last: str = ""
     n_failures: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    not_before: Mapping[str, float] = field(default_factory=dict)
-    unfit: frozenset[str] = frozenset()
-    lives: frozenset[tuple[Backend, int]] = frozenset()
+    failures: dict[str, int] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+    unfit: set[str] = field(default_factory=set)
+    lives: set[tuple[Backend, int]] = field(default_factory=set)
 
-    def after_failure(self, backend: Backend, error: EngineError, now: float, jitter: float) -> RetryState:
-        """Return the state after an attempt without an answer; `jitter` multiplies the following pause."""
+    def note_failure(self, backend: Backend, error: EngineError, now: float, jitter: float) -> None:
+        """Record an attempt without an answer; `jitter` multiplies the following pause."""
+        self.last = str(error)
         n_ejected = backend.health.n_ejected
         if isinstance(error, CallAborted):
-            lives = self.lives | {(backend, n_ejected - 1)} if error.died else self.lives
-            return replace(self, last=str(error), n_failures=self.n_failures + error.died, lives=lives)
-        n = self.failures.get(backend.url, 0) + 1
+            if error.died:
+                self.n_failures += 1
+                self.lives.add((backend, n_ejected - 1))
+            return
+        n = self.failures[backend.url] = self.failures.get(backend.url, 0) + 1
         pause_s = min(_BACKOFF_S[0] * 2 ** min(n - 1, _DOUBLINGS), _BACKOFF_S[1]) * jitter
-        return replace(
-            self,
-            last=str(error),
-            n_failures=self.n_failures + 1,
-            failures={**self.failures, backend.url: n},
-            not_before={**self.not_before, backend.url: now + pause_s},
-            lives=self.lives | {(backend, n_ejected)},
-        )
+        self.not_before[backend.url] = now + pause_s
+        self.n_failures += 1
+        self.lives.add((backend, n_ejected))
 
-    def after_unfit(self, backend: Backend, error: EngineUnfit, now: float) -> RetryState:
-        """Return the state after an attempt on an engine that is unfit for this call; another may be fit."""
-        not_before = {**self.not_before, backend.url: now + _BACKOFF_S[1]}
-        return replace(self, last=str(error), unfit=self.unfit | {backend.url}, not_before=not_before)
+    def note_unfit(self, backend: Backend, error: EngineUnfit, now: float) -> None:
+        """Record an attempt on an engine that is unfit for this call; another may be fit."""
+        self.last = str(error)
+        self.unfit.add(backend.url)
+        self.not_before[backend.url] = now + _BACKOFF_S[1]
 
     def unfit_everywhere(self, serving: Sequence[Backend]) -> bool:
         """Return whether every engine is unfit for the call."""
@@ -238,16 +237,16 @@ class StickyRouter:
         """Record a failed attempt in its call. Raises the call's final error if no further attempt may help."""
         now = self._pool.now()
         if isinstance(error, EngineUnfit):
-            call.tries = call.tries.after_unfit(backend, error, now)
+            call.tries.note_unfit(backend, error, now)
             if call.tries.unfit_everywhere(self._serving()):
                 raise error
         elif isinstance(error, EngineRefused):
             raise error
         elif isinstance(error, EngineBusy):
-            call.tries = replace(call.tries, last=str(error))
+            call.tries.last = str(error)
             call.failed(call.tries.last, now)
         else:
-            call.tries = call.tries.after_failure(backend, error, now, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            call.tries.note_failure(backend, error, now, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             if not isinstance(error, CallAborted) or error.died:
                 call.failed(call.tries.last, now)
             if await self._should_give_up(call.tries):

@@ -19,14 +19,13 @@ from functools import partial
 from typing import Any
 
 from workers.evaluators.answers.authors import prm800k
-from workers.evaluators.answers.reference import MAX_CHARS, box_of_last_mark
+from workers.evaluators.answers.reference import MAX_CHARS, box_of_last_mark, closing_brace
 
 PRIME_MATH = "prime_math"
 _BEFORE = ("answer:", "answer is", "answers are")
 _AFTER = ("is answer", "is the answer", "are answers", "are the answers")
 _LAST_BEFORE = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
 _BOXES = ("\\boxed", "\\fbox")
-_BRACE = re.compile(r"[{}]")
 _UNITS = (*prm800k.UNITS, "liter")
 _TOLERANCE = 1e-4
 _PIS = (math.pi, 3.14)
@@ -74,12 +73,8 @@ def _in_box(text: str) -> str | None:
     opened = text.find("{", start)
     if start < 0 or opened < 0:
         return None
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0 and brace.group() == "}":
-            return text[opened + 1 : brace.start()].strip()
-    return None
+    end = closing_brace(text, start)
+    return None if end is None else text[opened + 1 : end].strip()
 
 
 def equal_by_prime_math(answer: str, entry: dict[str, Any]) -> float:
