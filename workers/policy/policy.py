@@ -155,7 +155,8 @@ class RolloutPolicy:
         )
         try:
             pending = _PendingRequest(request, on_delta, self._n_layers)
-            completion = await self._answered(pending, Call(self._load(messages), max_tokens))
+            call = Call(self._load(messages), max_tokens)
+            completion = await self._router.answer(call, lambda engine: self._ask(engine, pending))
         except EngineError as error:
             raise _named(error, self._rollout_id) from error
         self._n_calls += 1
@@ -164,12 +165,6 @@ class RolloutPolicy:
             self._n_layers = completion.routed_experts.ids.shape[1]
         self._remember(completion)
         return completion
-
-    async def _answered(self, pending: _PendingRequest, call: Call) -> Completion:
-        """Try one engine after another, as long as the router provides one, until the request is answered."""
-        while True:
-            async with self._router.acquire(call) as engine:
-                return await self._ask(engine, pending)
 
     async def _ask(self, engine: Engine, pending: _PendingRequest) -> Completion:
         self._check_age(self._router.newest_version)

@@ -61,7 +61,9 @@ class RoleModel:
         async with self._slots:
             try:
                 async with asyncio.timeout(self._settings.timeout_s):
-                    return await self._answer(request)
+                    n_chars = sum(len(str(message.get("content") or "")) for message in request.messages)
+                    call = Call(n_chars // _CHARS_PER_TOKEN + 1, request.max_tokens)
+                    return await self._router.answer(call, lambda engine: engine.chat(request))
             except TimeoutError:
                 waits = f" ({self.blocked})" if self.blocked else ""
                 raise EngineError(
@@ -72,13 +74,6 @@ class RoleModel:
                 raise EngineRefused(f"role {self._role}: {error}") from error
             except EngineError as error:
                 raise self._named(error) from error
-
-    async def _answer(self, request: ChatRequest) -> Completion:
-        n_chars = sum(len(str(message.get("content") or "")) for message in request.messages)
-        call = Call(n_chars // _CHARS_PER_TOKEN + 1, request.max_tokens)
-        while True:
-            async with self._router.acquire(call) as engine:
-                return await engine.chat(request)
 
     def _named(self, error: EngineError) -> EngineError:
         named = EngineError(f"role {self._role}: {error}")

@@ -155,7 +155,8 @@ class PatchBuild:
             return
         clean = await _listed(sandbox, self._issue, "")
         for path, file in built.items():
-            if _digest(file) != clean.get(path) and (path in clean or self._may_be_new(path)):
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            if digest != clean.get(path) and (path in clean or self._may_be_new(path)):
                 await sandbox.upload(file, path)
 
     async def _settled(self) -> _Built:
@@ -211,10 +212,6 @@ async def _listed(sandbox: Sandbox, issue: Issue, copies: str) -> dict[str, str]
     request = {"tree": issue.tree, "mark": MARK, "copies": copies}
     result = await run_program(sandbox, "issues.compiled_files", request, _LIST_S)
     return {str(path): str(digest) for path, digest in json.loads(result.stdout)}
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _is_compiled(file: Path) -> bool:

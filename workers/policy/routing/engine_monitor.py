@@ -155,7 +155,7 @@ class Monitor:
         self._detect = detect
         self._check_s = check_s
         self._task: asyncio.Task[None] | None = None
-        self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._jobs: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._orders: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._weights_due: dict[str, float] = {}
@@ -215,7 +215,7 @@ class Monitor:
             self._beat_due = now + _BEAT_S
             self._pool.report()
             if any(kind in ("order", "weights") for kind, _ in self._jobs):
-                self._begin("lead", "", self._lead())
+                self._begin("lead", "", self._pool.reporter.is_leader())
 
     def _tend(self, backend: Backend, now: float) -> None:
         if backend.record.n_done < backend.record.n_orders:
@@ -254,7 +254,7 @@ class Monitor:
         elif now - backend.cut_at > _LATE_S:
             backend.abort_calls("is paused for new weights", died=False)
 
-    def _begin(self, kind: str, url: str, job: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, kind: str, url: str, job: Coroutine[Any, Any, Any]) -> None:
         key = (kind, url)
         if key in self._jobs:
             job.close()
@@ -263,7 +263,7 @@ class Monitor:
         self._jobs[key] = task
         task.add_done_callback(lambda done: self._ended(key, done))
 
-    def _ended(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+    def _ended(self, key: tuple[str, str], task: asyncio.Task[Any]) -> None:
         if self._jobs.get(key) is task:
             del self._jobs[key]
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -410,6 +410,3 @@ class Monitor:
                     self._pool.reporter.report_failure(backend.url, f"does not follow an order: {error}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _ORDER_S[1])
-
-    async def _lead(self) -> None:
-        await self._pool.reporter.is_leader()

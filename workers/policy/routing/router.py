@@ -15,9 +15,10 @@ assumed to be slow.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from farm.errors import EngineError, WeightsMissing
 from farm.observing.process_log import log_also
@@ -27,6 +28,8 @@ from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineU
 from workers.policy.routing.backend import Backend, CallAborted
 from workers.policy.routing.load import choose
 from workers.policy.routing.pool import EnginePool
+
+T = TypeVar("T")
 
 _BACKOFF_S = (0.2, 5.0)
 _DOUBLINGS = 10
@@ -232,6 +235,12 @@ class StickyRouter:
                 await self._record_failure(call, backend, error)
         finally:
             del self._calls[call]
+
+    async def answer(self, call: Call, ask: Callable[[Engine], Awaitable[T]]) -> T:
+        """Return what `ask` returns for an engine: for one after another, until it succeeds. Raises as `acquire`."""
+        while True:
+            async with self.acquire(call) as engine:
+                return await ask(engine)
 
     async def _record_failure(self, call: Call, backend: Backend, error: EngineError) -> None:
         """Record a failed attempt in its call. Raises the call's final error if no further attempt may help."""
