@@ -294,12 +294,9 @@ class _End:
         if self.calls.limit is not None:
             return AgentResult(self.calls.limit.outcome)
         assert self.ended is not None
-        return await self._read(sandbox, self.ended)
-
-    async def _read(self, sandbox: Sandbox, ended: ExecResult) -> AgentResult:
         harness = self.harness
         try:
-            data = await sandbox.read_file(harness.output) if harness.output else ended.stdout
+            data = await sandbox.read_file(harness.output) if harness.output else self.ended.stdout
             result = harness.read(data.decode("utf-8", "replace"))
             if result.answer is not None and not isinstance(result.answer, str):
                 raise TypeError(f"its answer must be a text, not {type(result.answer).__name__}")

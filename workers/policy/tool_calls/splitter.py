@@ -61,44 +61,46 @@ class Tags:
 
 
 class _Channel:
-    """An output channel, of content or reasoning, without the whitespace next to markers."""
+    """An output channel, of content or reasoning, without the whitespace next to markers; appends to `deltas`."""
 
-    def __init__(self) -> None:
+    def __init__(self, deltas: list[Delta], *, reasoning: bool) -> None:
+        self._deltas = deltas
+        self._reasoning = reasoning
         self._parts: list[str] = []
         self._held: list[str] = []
         self._strip = False
         self.begun = False
 
-    def feed(self, text: str) -> str:
-        """Take more text; return the text that can be passed on now."""
+    def feed(self, text: str) -> None:
+        """Take more text, and pass on what can be passed on now."""
         if self._strip:
             text = text.lstrip()
             if not text:
-                return ""
+                return
             self._strip = False
             if self.begun:
                 text = "\n" + text
         body = text.rstrip()
         if not body:
             self._held.append(text)
-            return ""
+            return
         out = "".join([*self._held, body])
         self._held = [text[len(body) :]]
-        return self._out(out)
+        self._out(out)
 
     def meet_marker(self) -> None:
         self._held = []
         self._strip = True
 
-    def end(self) -> str:
-        out = "".join(self._held)
+    def end(self) -> None:
+        self._out("".join(self._held))
         self._held = []
-        return self._out(out)
 
-    def _out(self, text: str) -> str:
+    def _out(self, text: str) -> None:
         self.begun = self.begun or bool(text.strip())
         self._parts.append(text)
-        return text
+        if text:
+            self._deltas.append(Delta(text, self._reasoning))
 
     def whole(self) -> str:
         return "".join(self._parts)
@@ -113,9 +115,9 @@ class Splitter:
         self._markers = (*self._tags, *grammar.openers, *grammar.dropped, *grammar.strays)
         self._text = ""
         self._at = 0
-        self._content = _Channel()
-        self._reasoning = _Channel()
         self._deltas: list[Delta] = []
+        self._content = _Channel(self._deltas, reasoning=False)
+        self._reasoning = _Channel(self._deltas, reasoning=True)
         self._calls: list[ToolCall] = []
         self._n_invalid = 0
         self._last_raw: str | None = None
@@ -137,8 +139,8 @@ class Splitter:
     def end(self) -> list[Delta]:
         """End the text; return the remaining deltas."""
         self._read("", final=True)
-        self._emit(self._reasoning.end(), reasoning=True)
-        self._emit(self._content.end(), reasoning=False)
+        self._reasoning.end()
+        self._content.end()
         return self._taken()
 
     def parsed(self) -> Parsed:
@@ -153,7 +155,8 @@ class Splitter:
         return [] if final else self._taken()
 
     def _taken(self) -> list[Delta]:
-        deltas, self._deltas = self._deltas, []
+        deltas = self._deltas.copy()
+        self._deltas.clear()
         return deltas
 
     def _step(self, final: bool) -> bool:
@@ -190,19 +193,19 @@ class Splitter:
         blank = re.compile(rf"[\s{separators}]*").match(self._text, self._at)
         assert blank is not None
         if not self._after_call:
-            self._pass_on(self._content, blank.group(), reasoning=False)
+            self._content.feed(blank.group())
         self._at = blank.end()
         return self._text.startswith(self._grammar.bare_start, self._at)
 
     def _take_content(self, text: str) -> None:
         if not text.isspace():
             self._fresh = self._after_call = False
-        self._pass_on(self._content, text, reasoning=False)
+        self._content.feed(text)
 
     def _in_reasoning(self, tags: Tags, final: bool) -> bool:
         if self._may_repeat and not self._skip_repeated(tags.opening, final):
             return False
-        marker = self._up_to((tags.closing,), final, lambda text: self._pass_on(self._reasoning, text, reasoning=True))
+        marker = self._up_to((tags.closing,), final, self._reasoning.feed)
         if marker is None:
             return False
         self._meet_marker()
@@ -276,13 +279,6 @@ class Splitter:
     def _meet_marker(self) -> None:
         self._content.meet_marker()
         self._reasoning.meet_marker()
-
-    def _pass_on(self, channel: _Channel, text: str, *, reasoning: bool) -> None:
-        self._emit(channel.feed(text), reasoning=reasoning)
-
-    def _emit(self, text: str, *, reasoning: bool) -> None:
-        if text:
-            self._deltas.append(Delta(text, reasoning))
 
 
 _ALPHABET = string.ascii_letters + string.digits
