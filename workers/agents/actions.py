@@ -66,7 +66,9 @@ def parse(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, BaseModel]:
     try:
         return tool, tool.arguments.model_validate(arguments)
     except ValidationError as error:
-        raise InvalidCall(f"The arguments of {call.name} do not fit: {_complaints(error)}.") from None
+        places = [(".".join(map(str, each["loc"])) or "arguments", each["msg"]) for each in error.errors()]
+        complaints = "; ".join(f"{place}: {message}" for place, message in places)
+        raise InvalidCall(f"The arguments of {call.name} do not fit: {complaints}.") from None
 
 
 def _nameless(call: ToolCall) -> str:
@@ -86,12 +88,6 @@ def _unreadable(call: ToolCall, error: Exception) -> str:
     return (
         f"The call of {call.name} could not be read, its arguments are not JSON or it is not whole: {shown}. "
         "Write it again, in the format you were given."
-    )
-
-
-def _complaints(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in result['loc']) or 'arguments'}: {result['msg']}" for result in error.errors()
     )
 
 

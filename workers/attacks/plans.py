@@ -110,7 +110,9 @@ def issue_attacks(tree: str, gold_patch: str) -> list[Attack]:
     found = [first or second for first, second in _TOUCHED.findall(gold_patch)]
     modules = " ".join(shlex.quote(path) for path in dict.fromkeys(found)) or _PACKAGES
     inside = {**PATCHES, **FORGED}
-    commands = {name: (kind, _appended(code, modules)) for name, (kind, code) in inside.items()} | _OUTSIDE
+    append = f"for module in {modules}; do cat >> \"$module\" <<'PYTHON_CODE'"
+    commands = {name: (kind, f"{append}\n{code}\nPYTHON_CODE\ndone") for name, (kind, code) in inside.items()}
+    commands |= _OUTSIDE
     place = f"cd {shlex.quote(tree)} || exit 1\n"
     return [Attack(name, kind, command=place + command) for name, (kind, command) in commands.items()]
 
@@ -120,10 +122,6 @@ def applied(tree: str, patch: str, options: str = "") -> str:
     return (
         f"cd {shlex.quote(tree)} && git apply --whitespace=nowarn {options} - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
     )
-
-
-def _appended(code: str, modules: str) -> str:
-    return f"for module in {modules}; do cat >> \"$module\" <<'PYTHON_CODE'\n{code}\nPYTHON_CODE\ndone"
 
 
 def plan_of(data_source: str, fields: Mapping[str, Any], instance: Any) -> AttackPlan:

@@ -94,9 +94,11 @@ def _disk(folder: Path) -> str:
 
 
 def _memory() -> str:
-    available = _number("/proc/meminfo", "MemAvailable:")
-    few = available is not None and available < _MIN_MEMORY_KB
-    return "the node has no memory left: run fewer rollouts at a time" if few else ""
+    with suppress(OSError), open("/proc/meminfo") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("MemAvailable:") and int(line.split()[1]) < _MIN_MEMORY_KB:
+                return "the node has no memory left: run fewer rollouts at a time"
+    return ""
 
 
 def _descriptors() -> str:
@@ -116,11 +118,3 @@ def _threads() -> str:
     n_threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("threads-max", "pid_max"))
     return "the node cannot start more threads: run fewer rollouts" if most - n_threads < _MIN_THREADS else ""
-
-
-def _number(path: str, name: str) -> int | None:
-    with suppress(OSError), open(path) as file:  # noqa: PTH123
-        for line in file:
-            if line.split(None, 1)[0] == name:
-                return int(line.split()[1])
-    return None

@@ -156,9 +156,9 @@ def doing(end: ProcessEnd) -> tuple[EndCause, str]:
         return EndCause.UNKNOWN, end.gone
     if end.timed_out:
         return _out_of_time(end)
-    if end.signal:
-        return _signalled(end)
-    if end.code is None:
+    if end.confined and end.signal in _SENT:
+        return EndCause.FARM, f"it got signal {end.signal} from outside, as it can send none"
+    if end.signal or end.code is None:
         return EndCause.UNKNOWN, end.kind
     return EndCause.POLICY, f"it ended with exit code {end.code}"
 
@@ -171,12 +171,6 @@ def _out_of_time(end: ProcessEnd) -> tuple[EndCause, str]:
     if late_s >= max(_MIN_LATE_S, _LATE_SHARE * end.limit_s):
         return EndCause.FARM, f"the machine was late by {late_s:.1f} s while its {end.limit_s:.1f} s passed"
     return EndCause.FARM if end.confined else EndCause.UNKNOWN, f"its {end.limit_s:.1f} s passed while it did nothing"
-
-
-def _signalled(end: ProcessEnd) -> tuple[EndCause, str]:
-    if end.confined and end.signal in _SENT:
-        return EndCause.FARM, f"it got signal {end.signal} from outside, as it can send none"
-    return EndCause.UNKNOWN, end.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,9 @@ class RoleModel:
             except LimitReached as error:
                 raise EngineRefused(f"role {self._role}: {error}") from error
             except EngineError as error:
-                raise self._named(error) from error
-
-    def _named(self, error: EngineError) -> EngineError:
-        named = EngineError(f"role {self._role}: {error}")
-        named.retryable = error.retryable
-        return named
+                named = EngineError(f"role {self._role}: {error}")
+                named.retryable = error.retryable
+                raise named from error
 
 
 class RoleModels:

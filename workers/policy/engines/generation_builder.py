@@ -202,7 +202,12 @@ class GenerationBuilder:
         """Return the generation. Raises ValueError if its values are inconsistent."""
         reason = finish_reason(self.finish_reason)
         ids, logprobs = token_ids(self.ids), _logprobs(self.logprobs)
-        _same_length(ids, logprobs, self.n_counted)
+        if self.n_counted is None:
+            raise ValueError("no count of the sampled tokens")
+        if not len(ids) == len(logprobs) == count(self.n_counted):
+            raise ValueError(
+                f"{len(ids)} token ids, {len(logprobs)} log-probabilities, {self.n_counted} tokens counted"
+            )
         if not len(ids) and reason != "abort":
             raise ValueError(f"no token ids, but finish reason {reason!r}")
         if self.logprob_ids and self.logprob_ids != self.ids:
@@ -304,13 +309,6 @@ def _logprobs(values: Sequence[float]) -> LogProbs:
     if not np.all((result <= _ROUNDING) & (result > _UNKNOWN)):
         raise ValueError("log-probabilities that are unknown or above 0")
     return np.minimum(result, 0.0).astype(np.float32)
-
-
-def _same_length(ids: TokenIds, logprobs: LogProbs, n_counted: Any) -> None:
-    if n_counted is None:
-        raise ValueError("no count of the sampled tokens")
-    if not len(ids) == len(logprobs) == count(n_counted):
-        raise ValueError(f"{len(ids)} token ids, {len(logprobs)} log-probabilities, {n_counted} tokens counted")
 
 
 def _covering(versions: Sequence[VersionSpan], n: int) -> None:
