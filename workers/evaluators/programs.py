@@ -90,13 +90,14 @@ async def _trial(fresh: FreshSandbox, checks: dict[str, str], limit_s: float) ->
         return Trial(Score(0.0, {"passed": False, **end_details(result)}), _end(result, unknown, limit_s, conditions))
     tampered = bool(report["canaries"]) and report["canaries"] != expected
     passed = report["passed"] is True and report["canaries"] == expected and result.code == 0
+    end = report["end"]
     details = {
         "passed": passed,
         **end_details(replace(result, stdout=b"")),
-        **_words(report),
+        **{"exit_code": end["code"], "timed_out": end["timed_out"], "reason": report["error"][:300]},
         **({"tampered": True} if tampered else {}),
     }
-    return Trial(Score(float(passed), details), _end(result, report["end"], limit_s, conditions), passed)
+    return Trial(Score(float(passed), details), _end(result, end, limit_s, conditions), passed)
 
 
 async def _judged(sandbox: Sandbox, job: dict[str, Any], limit_s: float) -> ExecResult | SandboxError:
@@ -134,11 +135,6 @@ def _end(result: ExecResult, end: dict[str, Any], limit_s: float, conditions: Co
     seen = {"code": result.code, "timed_out": result.timed_out, **end}
     cpu_limit_s = limit_s * _CPU_SHARE
     return ProcessEnd(**seen, limit_s=limit_s, cpu_limit_s=cpu_limit_s, limit=result.limit, conditions=conditions)
-
-
-def _words(report: dict[str, Any]) -> dict[str, Any]:
-    end = report["end"]
-    return {"exit_code": end["code"], "timed_out": end["timed_out"], "reason": report["error"][:300]}
 
 
 def end_details(result: ExecResult) -> dict[str, Any]:

@@ -108,12 +108,13 @@ class ClaimedWork:
             self._work.cancel()
 
     @property
+    def _is_running(self) -> bool:
+        return self._work is not None and not self._work.future.done()
+
+    @property
     def is_overdue(self) -> bool:
-        return (
-            self._work is not None
-            and not self._work.future.done()
-            and time.monotonic() - self._began_at > self.limit_s + self.excused_s() + self.clock.stopped_s
-        )
+        ran_s = time.monotonic() - self._began_at
+        return self._is_running and ran_s > self.limit_s + self.excused_s() + self.clock.stopped_s
 
     def extend_deadline(self, time_s: float) -> None:
         """Shift its start and stop times by `time_s`."""
@@ -123,12 +124,7 @@ class ClaimedWork:
 
     def is_unresponsive(self, patience_s: float) -> bool:
         """Return whether the work is still running `patience_s` after it was stopped."""
-        return (
-            self._work is not None
-            and not self._work.future.done()
-            and bool(self._stopped_at)
-            and time.monotonic() - self._stopped_at > patience_s
-        )
+        return self._is_running and bool(self._stopped_at) and time.monotonic() - self._stopped_at > patience_s
 
     @property
     def is_leaked(self) -> bool:

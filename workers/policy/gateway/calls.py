@@ -296,15 +296,15 @@ class GatewayCalls:
                 if picture.sha256 in self._kept:
                     continue
                 if not await self._uncut(self._context.keep(self.n_answered, picture.artefact)):
-                    raise self._ended(self._not_kept(len(picture.data)))
+                    raise self._ended(
+                        AgentError(
+                            f"{self._context.rollout_id}: an image of {len(picture.data)} bytes cannot be kept, and a "
+                            "training row must not refer to a missing image: raise FARM_ARTEFACTS_MB, or set "
+                            "agent_requests.images to `text`",
+                            retryable=False,
+                        )
+                    )
                 self._kept.add(picture.sha256)
-
-    def _not_kept(self, n_bytes: int) -> AgentError:
-        return AgentError(
-            f"{self._context.rollout_id}: an image of {n_bytes} bytes cannot be kept, and a training row must not "
-            "refer to a missing image: raise FARM_ARTEFACTS_MB, or set agent_requests.images to `text`",
-            retryable=False,
-        )
 
     def _call(
         self,

@@ -153,11 +153,6 @@ class MessageNode:
         return messages[::-1]
 
 
-def root() -> MessageNode:
-    """Return a tree without messages."""
-    return MessageNode({}, None, ConversationSkeleton(), {})
-
-
 class PathPosition(NamedTuple):
     """A node that a conversation passed through, the number `depth` of its messages so far, and the known call ids."""
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from farm.records.trajectory import Message, TokenIds, token_ids
-from workers.policy.tokens.conversation_skeleton import marked, outlined_tools
-from workers.policy.tokens.conversation_tree import CachedTurn, MessageNode, PathPosition, root, walk, with_call_ids
+from workers.policy.tokens.conversation_skeleton import ConversationSkeleton, marked, outlined_tools
+from workers.policy.tokens.conversation_tree import CachedTurn, MessageNode, PathPosition, walk, with_call_ids
 from workers.policy.tokens.messages import text_of
 from workers.policy.tokens.tokenizer import ModelText
 from workers.policy.tokens.turn_suffix import Tools, TurnSuffix, TurnSuffixes, suffix_after
@@ -64,7 +64,7 @@ class _Tree:
 
     tools: Tools
     outlined: Tools
-    start: MessageNode = field(default_factory=root)
+    start: MessageNode = field(default_factory=lambda: MessageNode({}, None, ConversationSkeleton(), {}))
     answered: bool = False
 
 
