@@ -15,8 +15,8 @@ import pytest
 from tests.integration.answers.conftest import Graded, entry, no_sandbox
 from workers.environments.computing_calls import allow_only_computing
 from workers.evaluators.answer import AnswerEvaluator
-from workers.evaluators.scorer import refusal
 from workers.evaluators.grading import Grader
+from workers.evaluators.scorer import refusal
 from workers.plugins.interfaces import Score, Submission
 from workers.sandboxes.isolation.linux import no_new_privileges
 
