@@ -32,8 +32,8 @@ from farm.store.blobs.artefacts import artefacts
 from farm.store.database import Store, Work
 from farm.store.reports import audit
 from farm.store.retention.kept import RetentionLevel
-from farm.store.retention.pruning import Pruner, instances
-from farm.store.rollouts import Claim, RunSummary, attempts, rewards, rollouts
+from farm.store.retention.pruning import Pruner
+from farm.store.rollouts import Claim, RunSummary, attempts, instances, rewards, rollouts
 from farm.store.rollouts import batches as batch_rows
 from farm.store.sql.clock import db_now
 from farm.store.trajectories import model_calls, segment_rows

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from farm.errors import FarmError, NotFound, StoreUnavailable
 from farm.observing.periodic_thread import PeriodicThread
@@ -27,7 +27,7 @@ from farm.store.rollouts import rollouts
 from farm.store.sql.schema import ModelCallRow
 from farm.store.webhooks import outbox
 
-_calls = cast(Table, ModelCallRow.__table__)
+_calls = ModelCallRow.__table__
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, exists, select, update
 
 from farm.ids import group_id
 from farm.records.rollout import Failure, State
@@ -24,9 +24,8 @@ from farm.retry_policy import SUSPECTS, Budget, RetryDecision, is_left, pause_s
 from farm.store import nodes
 from farm.store import rollouts as transitions
 from farm.store.locks import lock_rollouts
-from farm.store.rollouts import Claim, attempts, batches, ended_unscored, rewards, rollouts
+from farm.store.rollouts import Claim, attempts, batches, ended_unscored, instances, rewards, rollouts
 from farm.store.sql.clock import db_now
-from farm.store.sql.schema import InstanceRow
 
 _SPENT: Mapping[Budget, tuple[str, str, str]] = {
     Budget.FAILURES: ("n_failures", "max_attempts", "no attempt of {most} is left"),
@@ -35,7 +34,6 @@ _SPENT: Mapping[Budget, tuple[str, str, str]] = {
 }
 """For each budget: its counter, its limit, and the message when it is used up."""
 
-instances = cast(Table, InstanceRow.__table__)
 _TRIES = 2
 """One sample must have failed this often: if all samples fail once at the same moment, the moment is the cause."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, func, insert, literal, select
+from sqlalchemy import Connection, Row, Select, func, insert, literal, select
 
 from farm.callers import Caller
 from farm.errors import Conflict, InvalidRequest, NotFound
@@ -21,13 +21,11 @@ from farm.store.access.sealed_secrets import sealed_request
 from farm.store.blobs import stored_archives
 from farm.store.retention.kept import check_kept
 from farm.store.rollout_counts import mean_reward, rollout_counts
-from farm.store.rollouts import attempts, batches, rewards, rollouts
+from farm.store.rollouts import attempts, batches, chunks, instances, rewards, rollouts
 from farm.store.sql.clock import db_now
-from farm.store.sql.schema import InstanceRow
 
-instances = cast(Table, InstanceRow.__table__)
 _CHUNK = 1000
-"""Rows written, or keys looked up, by one statement, so that a huge batch takes no more memory than a small one."""
+"""Rows written by one statement, so that a huge batch takes no more memory than a small one."""
 
 
 def create(
@@ -179,9 +177,9 @@ def keyed(connection: Connection, keys: Sequence[str]) -> list[KeyedBatch]:
     """Return the batches with these idempotency keys, in the order of the keys."""
     columns = (batches.c.idempotency_key, batches.c.batch_id, batches.c.n_rollouts, batches.c.n_samples)
     known: dict[str, KeyedBatch] = {}
-    for start in range(0, len(keys), _CHUNK):
-        some = batches.c.idempotency_key.in_(keys[start : start + _CHUNK])
-        for row in connection.execute(select(*columns, batches.c.last_seq, batches.c.request).where(some)):
+    for some in chunks(keys):
+        statement = select(*columns, batches.c.last_seq, batches.c.request)
+        for row in connection.execute(statement.where(batches.c.idempotency_key.in_(some))):
             key = row.idempotency_key
             numbers = (row.n_rollouts, row.n_samples, row.last_seq)
             known[key] = KeyedBatch(key, row.batch_id, *numbers, row.request.get("metadata", {}))

@@ -13,9 +13,9 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, case, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, literal, select, update
 
 from farm.callers import Caller
 from farm.errors import Conflict, NotFound, Overloaded
@@ -30,16 +30,16 @@ from farm.records.lending.borrowed_sandbox import (
 )
 from farm.store.access import api_keys
 from farm.store.locks import lock_room
+from farm.store.rollouts import chunks
 from farm.store.sql.clock import age_of, db_now, due, left_until
 from farm.store.sql.sanitize import is_plain
 from farm.store.sql.schema import BorrowedSandboxRow
 
-borrowed = cast(Table, BorrowedSandboxRow.__table__)
+borrowed = BorrowedSandboxRow.__table__
 
 _KEPT_S = 86_400.0
 """Seconds that ended sandboxes are remembered."""
 _live = borrowed.c.ended_at.is_(None)
-_CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,9 @@ def counts(connection: Connection, prefix: str = "") -> Mapping[SandboxState, in
 
 def renew(connection: Connection, sandbox_ids: Collection[str], lease_s: float | None = None) -> int:
     """Renew these leases, with a new length if `lease_s` is given. Returns how many sandboxes are still open."""
-    n, ids = 0, sorted(sandbox_ids)
-    for start in range(0, len(ids), _CHUNK):
-        some = select(borrowed.c.sandbox_id).where(borrowed.c.sandbox_id.in_(ids[start : start + _CHUNK]), _live)
+    n = 0
+    for ids in chunks(sorted(sandbox_ids)):
+        some = select(borrowed.c.sandbox_id).where(borrowed.c.sandbox_id.in_(ids), _live)
         length = borrowed.c.lease_s if lease_s is None else literal(lease_s)
         statement = (
             update(borrowed)

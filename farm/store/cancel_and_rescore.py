@@ -13,7 +13,7 @@ from farm.records.rollout import Stage, State
 from farm.store.locks import lock_batches, lock_rollouts
 from farm.store.retention.kept import check_kept
 from farm.store.rollout_counts import forget
-from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, ended_unscored, rewards, rollouts
+from farm.store.rollouts import LEASE_CLEARED, attempts, batches, chunks, ended_unscored, rewards, rollouts
 from farm.store.sql.clock import db_now
 
 Some: TypeAlias = Sequence[str] | None
@@ -60,10 +60,10 @@ def _end(connection: Connection, target: RolloutRef, some: Some, given: int) -> 
 
 
 def _close(connection: Connection, ids: Sequence[str]) -> None:
-    for start in range(0, len(ids), CHUNK):
+    for some in chunks(ids):
         connection.execute(
             update(attempts)
-            .where(attempts.c.rollout_id.in_(ids[start : start + CHUNK]), attempts.c.finished_at.is_(None))
+            .where(attempts.c.rollout_id.in_(some), attempts.c.finished_at.is_(None))
             .values(finished_at=db_now(), result="cancelled")
         )
 
@@ -110,12 +110,7 @@ def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[
 
 
 def _parts(rollout_ids: Collection[str] | None) -> Iterator[Some]:
-    if rollout_ids is None:
-        yield None
-        return
-    ids = sorted(set(rollout_ids))
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]
+    return iter([None]) if rollout_ids is None else chunks(sorted(set(rollout_ids)))
 
 
 def _of(target: RolloutRef, some: Some, *columns: Any) -> Select[Any]:
@@ -153,8 +148,8 @@ def cancelled_of(connection: Connection, rollout_ids: Sequence[str]) -> list[str
     )
     as_before = (rollouts.c.state == State.COMPLETED.value) & ~scored_now.exists()
     result: set[str] = set()
-    for start in range(0, len(rollout_ids), CHUNK):
-        some = rollouts.c.rollout_id.in_(rollout_ids[start : start + CHUNK])
+    for ids in chunks(rollout_ids):
+        some = rollouts.c.rollout_id.in_(ids)
         statement = select(rollouts.c.rollout_id).where(some, or_(rollouts.c.state == State.CANCELLED.value, as_before))
         result.update(connection.execute(statement).scalars())
     return [each for each in rollout_ids if each in result]

@@ -9,21 +9,21 @@ A training run records each step once, before it gets the step's groups; a repea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.ids import RolloutRef
 from farm.records.request import Instance
 from farm.records.training_run import RecordedStep, check_own_key
-from farm.store.batches import instances, request_of
-from farm.store.rollouts import batches
+from farm.store.batches import request_of
+from farm.store.rollouts import batches, instances
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import CollectedStepRow, DeliveryRow
 
-deliveries = cast(Table, DeliveryRow.__table__)
-steps = cast(Table, CollectedStepRow.__table__)
+deliveries = DeliveryRow.__table__
+steps = CollectedStepRow.__table__
 
 
 def acknowledge(connection: Connection, batch_id: str, consumer: str, cursor: int) -> int:

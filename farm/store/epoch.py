@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import cast
 
-from sqlalchemy import Connection, Table, select, update
+from sqlalchemy import Connection, select, update
 
 from farm.store.rollouts import batches
 from farm.store.sql.schema import EpochRow
 
 log = logging.getLogger(__name__)
 
-epochs = cast(Table, EpochRow.__table__)
+epochs = EpochRow.__table__
 
 _SKIPPED = 1_000_000
 """More numbers than a batch assigns between two backups."""

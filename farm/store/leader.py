@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import cast
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from farm.store.sql.clock import db_now, due
 from farm.store.sql.schema import LeaderRow
 
-leaders = cast(Table, LeaderRow.__table__)
+leaders = LeaderRow.__table__
 
 CLAIM_KEPT_S = 86_400.0
 """Seconds that an unheld claim is remembered."""

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 
 from farm.records.rollout import Stage, State
 from farm.store.locks import lock_rollouts
-from farm.store.rollouts import CHUNK, Claim, held_by_worker, lease_params, rollouts
+from farm.store.rollouts import Claim, chunks, held_by_worker, lease_params, rollouts
 from farm.store.sql.clock import db_now, due
 
 _ENDED = 0.0
@@ -23,9 +23,7 @@ def renew(connection: Connection, owner: str, held: Collection[str], lease_s: fl
     It waits for no lock: a row that another transaction holds is renewed the next time.
     """
     kept: set[str] = set()
-    ids = sorted(held)
-    for start in range(0, len(ids), CHUNK):
-        some = ids[start : start + CHUNK]
+    for some in chunks(sorted(held)):
         own = select(rollouts.c.rollout_id).where(
             rollouts.c.rollout_id.in_(some), rollouts.c.owner == owner, rollouts.c.state == State.ACTIVE.value
         )
@@ -55,9 +53,9 @@ def taken(connection: Connection, owner: str, node: str, held: Collection[str]) 
     """Return the states of those rollouts in `held` that an owner on a node no longer holds."""
     result: dict[str, State] = {}
     ids = sorted(set(held).difference(connection.execute(_kept, {"b_node": node, "b_owner": owner}).scalars()))
-    for start in range(0, len(ids), CHUNK):
+    for some in chunks(ids):
         statement = select(rollouts.c.rollout_id, rollouts.c.state).where(
-            rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
+            rollouts.c.rollout_id.in_(some),
             rollouts.c.owner.is_distinct_from(owner) | (rollouts.c.state != State.ACTIVE.value),
         )
         result.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, select, update
 
 from farm.callers import Caller, Scope
 from farm.configuration.service_urls import normal_url, sound_key
@@ -26,9 +26,9 @@ from farm.store.access.sealed_secrets import sealed
 from farm.store.sql.clock import age_of, db_now
 from farm.store.sql.schema import EngineRow, EngineUserRow, NamedWeightsRow
 
-engines = cast(Table, EngineRow.__table__)
-users = cast(Table, EngineUserRow.__table__)
-named = cast(Table, NamedWeightsRow.__table__)
+engines = EngineRow.__table__
+users = EngineUserRow.__table__
+named = NamedWeightsRow.__table__
 
 ALIVE_S = 20.0
 """Seconds of silence until a process that calls engines counts as dead; it reports at least every quarter."""

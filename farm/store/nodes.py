@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, literal, select, text, update
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, literal, select, text, update
 
 from farm.errors import Conflict
 from farm.records.node import DRAINING, UP, Node
@@ -13,7 +13,7 @@ from farm.store.sql.clock import age_of, db_now, due, left_until
 from farm.store.sql.database_sessions import POOLED
 from farm.store.sql.schema import NodeRow
 
-nodes = cast(Table, NodeRow.__table__)
+nodes = NodeRow.__table__
 
 MAX_OUT_OF_SERVICE_S = 600.0
 _OUT_OF_SERVICE_S = (30.0, MAX_OUT_OF_SERVICE_S)

@@ -15,7 +15,7 @@ from farm.store import borrowed_sandboxes as borrowed
 from farm.store.llm_engines import engines
 from farm.store.locks import lock_rollouts
 from farm.store.nodes import nodes
-from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempt_ends, attempts, batches, rollouts
+from farm.store.rollouts import LEASE_CLEARED, attempt_ends, attempts, batches, chunks, rollouts
 from farm.store.sql.clock import db_now, due
 
 _live = rollouts.c.finish_seq.is_(None)
@@ -383,13 +383,12 @@ def ended_or_requeued(connection: Connection, rollout_ids: Collection[str]) -> s
     )
     waited = (attempts.c.stage == Stage.INIT.value) & (attempts.c.result == "advanced") & never_run
     away: set[tuple[str, int]] = set()
-    ids = sorted(rollout_ids)
-    for start in range(0, len(ids), CHUNK):
+    for some in chunks(sorted(rollout_ids)):
         statement = (
             select(attempts.c.rollout_id, attempts.c.attempt)
             .join(rollouts, rollouts.c.rollout_id == attempts.c.rollout_id)
             .where(
-                attempts.c.rollout_id.in_(ids[start : start + CHUNK]),
+                attempts.c.rollout_id.in_(some),
                 rollouts.c.attempt > attempts.c.attempt,
                 rollouts.c.finish_seq.is_not(None) | waited,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from math import fsum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -18,7 +18,6 @@ from sqlalchemy import (
     Integer,
     Row,
     Select,
-    Table,
     case,
     func,
     literal,
@@ -34,7 +33,7 @@ from farm.records.rollout import Stage, State
 from farm.store.rollouts import rollouts
 from farm.store.sql.schema import MeasuredBatchRow
 
-_measured = cast(Table, MeasuredBatchRow.__table__)
+_measured = MeasuredBatchRow.__table__
 
 
 SCALE = 2.0**-64

@@ -12,9 +12,9 @@ score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Column,
@@ -22,7 +22,6 @@ from sqlalchemy import (
     CursorResult,
     Row,
     Select,
-    Table,
     Update,
     bindparam,
     case,
@@ -37,15 +36,23 @@ from farm.records.rollout import Failure, Outcome, Stage, State
 from farm.records.submission import RowRewards
 from farm.store.sql.clock import db_now
 from farm.store.sql.sanitize import fitting
-from farm.store.sql.schema import AttemptRow, Batch, RewardRow, RolloutRow
+from farm.store.sql.schema import AttemptRow, Batch, InstanceRow, RewardRow, RolloutRow
 
-rollouts = cast(Table, RolloutRow.__table__)
-batches = cast(Table, Batch.__table__)
-attempts = cast(Table, AttemptRow.__table__)
-rewards = cast(Table, RewardRow.__table__)
+T = TypeVar("T")
+
+rollouts = RolloutRow.__table__
+batches = Batch.__table__
+instances = InstanceRow.__table__
+attempts = AttemptRow.__table__
+rewards = RewardRow.__table__
 
 NEXT_STAGE = {Stage.INIT: Stage.RUN, Stage.RUN: Stage.EVAL}
 CHUNK = 400
+
+
+def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield the values in parts, so that a statement with a part of them has a bounded length."""
+    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
 
 
 # Transitions as one statement each, for Postgres: changes beyond the rollout's row are in CTEs. They are composed of

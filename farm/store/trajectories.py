@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Table, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
@@ -33,8 +33,8 @@ from farm.store.rollouts import batches, rewards, rollouts
 from farm.store.sql.sanitize import fitting, written
 from farm.store.sql.schema import ModelCallRow, SegmentRow
 
-model_calls = cast(Table, ModelCallRow.__table__)
-segment_rows = cast(Table, SegmentRow.__table__)
+model_calls = ModelCallRow.__table__
+segment_rows = SegmentRow.__table__
 
 _AS_THEY_ARE = tuple(
     {each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions", "routed_experts", "images"}

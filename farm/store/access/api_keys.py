@@ -9,9 +9,9 @@ The limits on open rollouts, of each key and of the whole farm, are here, too.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Connection, Row, Table, delete, func, insert, select
+from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from farm.callers import ApiKey, Caller, Scope
 from farm.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded
@@ -21,7 +21,7 @@ from farm.store.sql.clock import db_now
 from farm.store.sql.sanitize import is_plain
 from farm.store.sql.schema import ApiKeyRow
 
-keys = cast(Table, ApiKeyRow.__table__)
+keys = ApiKeyRow.__table__
 
 
 def digest_of(text: bytes) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from sqlalchemy import Connection, Table, delete, exists, func, insert, literal, select
+from sqlalchemy import Connection, delete, exists, func, insert, literal, select
 
 from farm.callers import LoggedOrder, current_caller
 from farm.store.database import Work
@@ -15,7 +15,7 @@ from farm.store.sql.sanitize import plain
 from farm.store.sql.schema import AuditLogRow
 
 T = TypeVar("T")
-orders = cast(Table, AuditLogRow.__table__)
+orders = AuditLogRow.__table__
 
 MOST = 200_000
 """The number of orders that are kept, the newest ones."""

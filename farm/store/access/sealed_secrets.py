@@ -14,9 +14,9 @@ import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import URL, Connection, Table, exists, insert, literal, select
+from sqlalchemy import URL, Connection, exists, insert, literal, select
 
 from farm.callers import Caller, Scope
 from farm.configuration.secret_values import shown_host
@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _OWN_VARIABLES = "FARM_"
 _LEAST_CHARS = 16
 _ROLE = "secrets"
-_known = cast(Table, SecretKeyRow.__table__)
+_known = SecretKeyRow.__table__
 
 
 def sealed(connection: Connection, text: str, caller: Caller | None = None) -> str:

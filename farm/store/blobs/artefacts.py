@@ -6,10 +6,10 @@ Each is stored as one zstandard frame. They are deleted with the rollout, and be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import zstandard
-from sqlalchemy import Connection, Table, func, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from farm.errors import NotFound
 from farm.ids import RolloutRef
@@ -19,7 +19,7 @@ from farm.store.rollouts import Claim, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import ArtefactRow
 
-artefacts = cast(Table, ArtefactRow.__table__)
+artefacts = ArtefactRow.__table__
 
 _LEVEL = 3
 

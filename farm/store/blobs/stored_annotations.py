@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-from sqlalchemy import Connection, Row, Table, and_, insert, select
+from sqlalchemy import Connection, Row, and_, insert, select
 
 from farm.callers import Caller
 from farm.errors import Conflict, InvalidRequest, NotFound
@@ -14,16 +14,15 @@ from farm.ids import RolloutRef
 from farm.records.rollout import State
 from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnotations
 from farm.store.access.api_keys import check_own
-from farm.store.rollouts import rollouts
+from farm.store.rollouts import chunks, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import AnnotationRow, SegmentRow
 
-annotation_rows = cast(Table, AnnotationRow.__table__)
-_segments = cast(Table, SegmentRow.__table__)
+annotation_rows = AnnotationRow.__table__
+_segments = SegmentRow.__table__
 
 _WHOLE = -1
 """The row number of a value about the whole rollout, because a primary key cannot be null."""
-_AT_A_TIME = 500
 _Key: TypeAlias = tuple[str, str, int]
 """Rollout, name and row of a value of one producer's step."""
 
@@ -43,7 +42,7 @@ def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
     _check_rows(connection, by_key)
     known = {
         (row.rollout_id, row.name, row.row): row
-        for some in _some(ids)
+        for some in chunks(ids)
         for row in connection.execute(
             select(annotation_rows).where(
                 annotation_rows.c.rollout_id.in_(some),
@@ -57,10 +56,8 @@ def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
     added = [each for key, each in by_key.items() if key not in known]
     # one statement with many rows, so that all have the same time
     now = connection.execute(select(db_now())).scalar_one()
-    for start in range(0, len(added), _AT_A_TIME):
-        connection.execute(
-            insert(annotation_rows), [_values(each, new, now) for each in added[start : start + _AT_A_TIME]]
-        )
+    for part in chunks(added):
+        connection.execute(insert(annotation_rows), [_values(each, new, now) for each in part])
     return len(added)
 
 
@@ -86,14 +83,10 @@ def _by_key(new: NewAnnotations) -> dict[_Key, NewAnnotation]:
     return result
 
 
-def _some(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (ids[start : start + _AT_A_TIME] for start in range(0, len(ids), _AT_A_TIME))
-
-
 def _check_ended(connection: Connection, ids: Sequence[str]) -> None:
     columns = (rollouts.c.rollout_id, rollouts.c.state)
     states: dict[str, str] = {}
-    for some in _some(ids):
+    for some in chunks(ids):
         rows = connection.execute(select(*columns).where(rollouts.c.rollout_id.in_(some)))
         states |= dict(iter(rows.tuples()))
     for each in ids:
@@ -109,7 +102,7 @@ def _check_rows(connection: Connection, by_key: dict[_Key, NewAnnotation]) -> No
     """Check that rows exist, and have as many response tokens as the annotations have values."""
     wanted = sorted({(id, row) for id, _, row in by_key if row != _WHOLE})
     lengths: dict[tuple[str, int], int] = {}
-    for some in _some(sorted({id for id, _ in wanted})):
+    for some in chunks(sorted({id for id, _ in wanted})):
         statement = select(_segments.c.rollout_id, _segments.c.segment_index, _segments.c.response_mask)
         for rollout_id, index, mask in connection.execute(statement.where(_segments.c.rollout_id.in_(some))).tuples():
             lengths[rollout_id, index] = len(mask)

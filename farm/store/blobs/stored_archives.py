@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from typing import Any
 
 import zstandard
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
+from farm.store.rollouts import chunks, instances
 from farm.store.sql.clock import age_of, db_now
-from farm.store.sql.schema import ArchivePartRow, ArchiveRow, InstanceRow
+from farm.store.sql.schema import ArchivePartRow, ArchiveRow
 
-archives = cast(Table, ArchiveRow.__table__)
-parts = cast(Table, ArchivePartRow.__table__)
-instances = cast(Table, InstanceRow.__table__)
+archives = ArchiveRow.__table__
+parts = ArchivePartRow.__table__
 
 KEPT_S = 86_400.0
 """Seconds that an unused archive is kept after its last upload, and a part of an incomplete archive."""
-_CHUNK = 500
 
 
 def packed(data: bytes) -> bytes:
@@ -63,10 +62,9 @@ def keep(connection: Connection, digests: Collection[str]) -> list[str]:
     """
     there: set[str] = set()
     wanted = sorted(set(digests))
-    for start in range(0, len(wanted), _CHUNK):
-        some = archives.c.digest.in_(wanted[start : start + _CHUNK])
-        renewed = update(archives).where(some).values(uploaded_at=db_now()).returning(archives.c.digest)
-        there.update(connection.execute(renewed).scalars())
+    for some in chunks(wanted):
+        renewed = update(archives).where(archives.c.digest.in_(some)).values(uploaded_at=db_now())
+        there.update(connection.execute(renewed.returning(archives.c.digest)).scalars())
     return [digest for digest in wanted if digest not in there]
 
 

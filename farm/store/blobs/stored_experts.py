@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Connection, Integer, Table, func, select
+from sqlalchemy import Connection, Integer, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.records.experts.expert_places import ExpertStretch, assembled
@@ -19,7 +19,7 @@ from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 from farm.store.sql.schema import CallExpertsRow
 
-call_experts = cast(Table, CallExpertsRow.__table__)
+call_experts = CallExpertsRow.__table__
 
 PAGE_BYTES = 64_000_000
 """The limit for the bytes of experts in a page of a stream; a single group may exceed it."""

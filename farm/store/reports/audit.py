@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -33,13 +33,12 @@ from farm.ids import group_id
 from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Conservation, Count, Outcome, Stage, State, Violation
 from farm.store import rollout_counts
 from farm.store.retention.kept import RetentionLevel
-from farm.store.rollouts import attempts, batches, rewards, rollouts
+from farm.store.rollouts import attempts, batches, instances, rewards, rollouts
 from farm.store.sql.clock import db_now
-from farm.store.sql.schema import DeliveryRow, InstanceRow, SegmentRow
+from farm.store.sql.schema import DeliveryRow, SegmentRow
 
-_instances = cast(Table, InstanceRow.__table__)
-_segments = cast(Table, SegmentRow.__table__)
-_deliveries = cast(Table, DeliveryRow.__table__)
+_segments = SegmentRow.__table__
+_deliveries = DeliveryRow.__table__
 
 _RECENT_S = 600.0
 LIMIT = 1000
@@ -57,12 +56,12 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
         return func.sum(case((rollouts.c.state.in_(states), 1), else_=0))
 
     here = and_(
-        rollouts.c.batch_id == _instances.c.batch_id,
-        rollouts.c.group_index == _instances.c.group_index,
+        rollouts.c.batch_id == instances.c.batch_id,
+        rollouts.c.group_index == instances.c.group_index,
     )
     rows = connection.execute(
         select(
-            _instances.c.group_index,
+            instances.c.group_index,
             batches.c.n_samples,
             batches.c.n_rollouts,
             counted(State.COMPLETED),
@@ -72,11 +71,11 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
             func.count(rollouts.c.rollout_id) - counted(*FINAL_STATES),
         )
         .select_from(batches)
-        .join(_instances, _instances.c.batch_id == batches.c.batch_id)
+        .join(instances, instances.c.batch_id == batches.c.batch_id)
         .outerjoin(rollouts, here)
         .where(batches.c.batch_id == batch_id)
-        .group_by(_instances.c.group_index, batches.c.n_samples, batches.c.n_rollouts)
-        .order_by(_instances.c.group_index)
+        .group_by(instances.c.group_index, batches.c.n_samples, batches.c.n_rollouts)
+        .order_by(instances.c.group_index)
     ).all()
     if not rows:
         raise NotFound(f"there is no batch {batch_id}")

@@ -11,15 +11,15 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, case, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, insert, literal, or_, select, update
 
 from farm.records.rollout import Outcome, Stage
 from farm.retry_policy import CAUSES
 from farm.store.locks import lock_batches
 from farm.store.rollout_counts import sum_up
-from farm.store.rollouts import CHUNK, attempts, batches, rewards, rollouts
+from farm.store.rollouts import attempts, batches, chunks, rewards, rollouts
 from farm.store.sql.schema import HistogramRow, MeasuredBatchRow, ModelCallRow
 
 _LARGEST = sys.float_info.max
@@ -31,9 +31,9 @@ _REWARDS = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 5.0)
 _MOST_BATCHES = 50
 _MOST_ROLLOUTS = 1000
 """The number of one batch's rollouts that are counted at a time; the rest is counted in the next round."""
-_histograms = cast(Table, HistogramRow.__table__)
-_measured = cast(Table, MeasuredBatchRow.__table__)
-_calls = cast(Table, ModelCallRow.__table__)
+_histograms = HistogramRow.__table__
+_measured = MeasuredBatchRow.__table__
+_calls = ModelCallRow.__table__
 _scored_before = (
     select(func.max(rewards.c.attempt))
     .where(rewards.c.rollout_id == rollouts.c.rollout_id, rewards.c.attempt < rollouts.c.attempt)
@@ -149,9 +149,9 @@ def counted(connection: Connection, batch_id: str, after: int, last: int) -> His
             _of(result, TOKENS.name).count([each.n_response_tokens])
             _of(result, TURNS.name).count([each.n_turns])
     for attempt, ids in before.items():
-        for start in range(0, len(ids), CHUNK):
-            _count_stages(connection, result, attempts.c.rollout_id.in_(ids[start : start + CHUNK]), attempt)
-            _count_calls(connection, result, _calls.c.rollout_id.in_(ids[start : start + CHUNK]), attempt)
+        for some in chunks(ids):
+            _count_stages(connection, result, attempts.c.rollout_id.in_(some), attempt)
+            _count_calls(connection, result, _calls.c.rollout_id.in_(some), attempt)
     return result
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Connection, Select, Table, and_, bindparam, case, func, insert, literal, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, case, func, insert, literal, select, update
 
 from farm.records.rollout import Rollout, Stage, State
 from farm.store.batches import rollout_record
@@ -15,7 +15,7 @@ from farm.store.rollouts import batches, rollouts
 from farm.store.sql.schema import TerminalPlaceRow
 
 Described = tuple[dict[str, Any], Rollout]
-places = cast(Table, TerminalPlaceRow.__table__)
+places = TerminalPlaceRow.__table__
 
 _same_batch = rollouts.c.batch_id == batches.c.batch_id
 _live = rollouts.c.finish_seq.is_(None)

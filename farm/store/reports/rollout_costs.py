@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import CTE, Connection, Table, case, func, literal, select
+from sqlalchemy import CTE, Connection, case, func, literal, select
 
 from farm.store.blobs.stored_annotations import annotation_rows
 from farm.store.reports.rollout_table import EVERY, RolloutFilter, conditions
 from farm.store.rollouts import attempts, rollouts
-from farm.store.sql.schema import ModelCallRow
+from farm.store.trajectories import model_calls
 
 NEWEST = 500
 """Rollouts of a batch whose costs are added up."""
@@ -22,7 +22,6 @@ NEWEST_OF_CHART = 5000
 """Rollouts per chart of a batch."""
 TRAINED = "trained"
 """The name of a trainer's annotation that says whether a rollout was trained on: 0 if it was left out."""
-_calls = cast(Table, ModelCallRow.__table__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> 
     )
     called = _by_rollout(
         connection,
-        select(newest.c.rollout_id, func.sum(_calls.c.latency_s), func.sum(_calls.c.n_response_tokens))
-        .join(_calls, _calls.c.rollout_id == newest.c.rollout_id)
+        select(newest.c.rollout_id, func.sum(model_calls.c.latency_s), func.sum(model_calls.c.n_response_tokens))
+        .join(model_calls, model_calls.c.rollout_id == newest.c.rollout_id)
         .group_by(newest.c.rollout_id),
     )
     trained = case((annotation_rows.c.name == TRAINED, annotation_rows.c.value))

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from farm.records.rollout import Outcome, Stage, State
 from farm.retry_policy import DRAINED
-from farm.store.rollouts import CHUNK, attempts, rollouts
+from farm.store.rollouts import attempts, chunks, rollouts
 from farm.store.sql.clock import age_of
 
 
@@ -35,8 +35,8 @@ def stage_ends(connection: Connection, requested: Collection[AttemptStage]) -> M
     """Return the ends of the stages that have ended. A stage that never began ends with its attempt."""
     ids = sorted({each.rollout_id for each in requested})
     found: dict[AttemptStage, StageEnd] = {}
-    for start in range(0, len(ids), CHUNK):
-        found |= _ends(connection, ids[start : start + CHUNK], requested)
+    for some in chunks(ids):
+        found |= _ends(connection, some, requested)
     return found
 
 

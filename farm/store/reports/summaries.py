@@ -16,9 +16,8 @@ from sqlalchemy import Connection, Row, case, func, literal, select
 from farm.errors import NotFound
 from farm.records.rollout import POLICY_OUTCOMES, BatchSummary, Spread, Stage, StageTimes, State
 from farm.records.training_run import SolveRate
-from farm.store.batches import instances
 from farm.store.rollout_counts import RolloutCount, mean_reward, rollout_counts
-from farm.store.rollouts import CHUNK, batches, rollouts
+from farm.store.rollouts import batches, chunks, instances, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import AttemptRow
 
@@ -132,7 +131,7 @@ def solve_rates(
         return [SolveRate(*row) for row in connection.execute(statement)]
     wanted = sorted(set(instance_ids))
     result: list[SolveRate] = []
-    for start in range(0, len(wanted), CHUNK):
-        some = rollouts.c.instance_id.in_(wanted[start : start + CHUNK])
-        result += [SolveRate(*row) for row in connection.execute(statement.where(some))]
+    for some in chunks(wanted):
+        rows = connection.execute(statement.where(rollouts.c.instance_id.in_(some)))
+        result += [SolveRate(*row) for row in rows]
     return sorted(result, key=lambda rate: rate.instance_id)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import cast
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from farm.errors import Pruned
-from farm.store.sql.schema import Batch
-
-_batches = cast(Table, Batch.__table__)
+from farm.store.rollouts import batches
 
 
 class RetentionLevel(StrEnum):
@@ -33,8 +30,8 @@ class RetentionLevel(StrEnum):
 def check_kept(connection: Connection, batch_id: str, level: RetentionLevel = RetentionLevel.TRAJECTORIES) -> None:
     """Raise Pruned if less than this level is left of a batch."""
     row = connection.execute(
-        select(_batches.c.pruned, _batches.c.pruned_at).where(
-            _batches.c.batch_id == batch_id, _batches.c.pruned.in_(level.less)
+        select(batches.c.pruned, batches.c.pruned_at).where(
+            batches.c.batch_id == batch_id, batches.c.pruned.in_(level.less)
         )
     ).one_or_none()
     if row is not None:
@@ -50,6 +47,6 @@ def check_kept(connection: Connection, batch_id: str, level: RetentionLevel = Re
 def check_artefacts_kept(connection: Connection, batch_id: str) -> None:
     """Raise Pruned if the artefacts of a batch are gone."""
     check_kept(connection, batch_id)
-    pruned = select(_batches.c.pruned).where(_batches.c.batch_id == batch_id)
+    pruned = select(batches.c.pruned).where(batches.c.batch_id == batch_id)
     if connection.execute(pruned).scalar_one_or_none():
         raise Pruned(f"batch {batch_id} was pruned: its trajectories are kept, its artefacts are gone")

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, literal, or_, select, update
 
@@ -27,14 +27,13 @@ from farm.store.database import Store, Work
 from farm.store.locks import lock_batches, lock_rollouts
 from farm.store.nodes import nodes
 from farm.store.retention.kept import RetentionLevel
-from farm.store.rollouts import attempts, batches, rewards, rollouts
+from farm.store.rollouts import attempts, batches, instances, rewards, rollouts
 from farm.store.sql.clock import age_of, db_now
-from farm.store.sql.schema import InstanceRow, TerminalPlaceRow
+from farm.store.sql.schema import TerminalPlaceRow
 from farm.store.trajectories import model_calls, segment_rows
 
 T = TypeVar("T")
-instances = cast(Table, InstanceRow.__table__)
-places = cast(Table, TerminalPlaceRow.__table__)
+places = TerminalPlaceRow.__table__
 
 _FIRST, _MOST = 4, 512
 """Rollouts per transaction, at first and at most."""

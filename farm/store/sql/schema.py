@@ -6,11 +6,11 @@ the epoch, UTC. Arrays are `Packed` (`farm.records.packed_array` documents the b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import JSON, BigInteger, Double, ForeignKeyConstraint, Index, LargeBinary, MetaData, String, text
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, Table, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -20,6 +20,7 @@ from farm.store.sql.sanitize import PlainText
 
 
 class Base(DeclarativeBase):
+    __table__: ClassVar[Table]
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -62,6 +63,9 @@ class Packed(TypeDecorator[NDArray[Any]]):
         return None if value is None else unpack(value)
 
 
+OfBatch = Annotated[str, mapped_column(short_text(), ForeignKey("batches.batch_id", ondelete="CASCADE"))]
+OfRollout = Annotated[str, mapped_column(short_text(), ForeignKey("rollouts.rollout_id", ondelete="CASCADE"))]
+
 _LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")
 _SCORED, _ARCHIVED = text("reward IS NOT NULL"), text("archive <> ''")
 _ZERO = text("0")
@@ -101,12 +105,9 @@ class InstanceRow(Base):
     """One problem of a batch, as it was submitted."""
 
     __tablename__ = "instances"
-    __table_args__ = (
-        ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
-        Index("ix_instances_archive", "archive", sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED),
-    )
+    __table_args__ = (Index("ix_instances_archive", "archive", sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED),)
 
-    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    batch_id: Mapped[OfBatch] = mapped_column(primary_key=True)
     group_index: Mapped[int] = mapped_column(primary_key=True)
     data_source: Mapped[str] = mapped_column(short_text())
     instance_id: Mapped[str] = mapped_column(String(200))
@@ -126,7 +127,7 @@ class RolloutRow(Base):
     __tablename__ = "rollouts"
 
     rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
-    batch_id: Mapped[str] = mapped_column(short_text())
+    batch_id: Mapped[OfBatch]
     group_index: Mapped[int]
     sample_index: Mapped[int]
     data_source: Mapped[str] = mapped_column(short_text())
@@ -164,7 +165,6 @@ class RolloutRow(Base):
     finish_seq: Mapped[int | None]
 
     __table_args__ = (
-        ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
         Index("ix_rollouts_batch_id_group_index", "batch_id", "group_index", "sample_index"),
         Index(
             "ix_rollouts_batch_id_finish_seq", "batch_id", "finish_seq", sqlite_where=_ENDED, postgresql_where=_ENDED
@@ -187,9 +187,8 @@ class AttemptRow(Base):
     """One stage of one attempt, from the moment a worker claimed it."""
 
     __tablename__ = "attempts"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     stage: Mapped[str] = mapped_column(short_text(8), primary_key=True)
     node: Mapped[str] = mapped_column(short_text(128))
@@ -209,9 +208,8 @@ class ModelCallRow(Base):
     """
 
     __tablename__ = "model_calls"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     call_index: Mapped[int] = mapped_column(primary_key=True)
     messages: Mapped[list[dict[str, Any]]]
@@ -249,14 +247,10 @@ class SegmentRow(Base):
     """
 
     __tablename__ = "segments"
-    __table_args__ = (
-        ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),
-        Index("ix_segments_batch_id", "batch_id"),
-    )
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     segment_index: Mapped[int] = mapped_column(primary_key=True)
-    batch_id: Mapped[str] = mapped_column(short_text())
+    batch_id: Mapped[str] = mapped_column(short_text(), index=True)
     attempt: Mapped[int]
     prompt_ids: Mapped[Any] = mapped_column(Packed("int32"))
     response_ids: Mapped[Any] = mapped_column(Packed("int32"))
@@ -275,9 +269,8 @@ class RewardRow(Base):
     """
 
     __tablename__ = "rewards"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float]
     details: Mapped[dict[str, Any]]
@@ -396,9 +389,8 @@ class DeliveryRow(Base):
     """The cursor up to which a consumer of a batch, such as a trainer, has acknowledged rollouts."""
 
     __tablename__ = "deliveries"
-    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
 
-    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    batch_id: Mapped[OfBatch] = mapped_column(primary_key=True)
     consumer: Mapped[str] = mapped_column(short_text(), primary_key=True)
     cursor: Mapped[int]
     acknowledged_at: Mapped[float]
@@ -439,9 +431,8 @@ class ArtefactRow(Base):
     """An artefact of a tool call; `data` is compressed, `n_bytes` is the size before compression."""
 
     __tablename__ = "artefacts"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(short_text(128), primary_key=True)
     media_type: Mapped[str] = mapped_column(PlainText(100))
@@ -454,9 +445,8 @@ class CallExpertsRow(Base):
     """The experts of a call's tokens from `start` on, concatenated: `n_layers` * `top_k` ids for each token."""
 
     __tablename__ = "call_experts"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     call_index: Mapped[int] = mapped_column(primary_key=True)
     start: Mapped[int]
@@ -469,9 +459,8 @@ class AnnotationRow(Base):
     """A value of a trainer about a rollout, or about its training row `row`; -1 means the whole rollout."""
 
     __tablename__ = "annotations"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    rollout_id: Mapped[OfRollout] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
     producer: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True)
@@ -515,7 +504,7 @@ class BorrowedSandboxRow(Base):
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
     ended_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
-    finished: Mapped[int] = mapped_column(server_default=text("0"))
+    finished: Mapped[int] = mapped_column(server_default=_ZERO)
 
 
 class ApiKeyRow(Base):
@@ -537,10 +526,9 @@ class AuditLogRow(Base):
     """One order of a caller; `mark` identifies the order, so that a repeated write is recognized."""
 
     __tablename__ = "audit_log"
-    __table_args__ = (Index("ix_audit_log_mark", "mark"),)
 
     number: Mapped[int] = mapped_column(primary_key=True)
-    mark: Mapped[str] = mapped_column(short_text(16))
+    mark: Mapped[str] = mapped_column(short_text(16), index=True)
     at: Mapped[float]
     by: Mapped[str] = mapped_column(short_text())
     verb: Mapped[str] = mapped_column(short_text(32))
@@ -576,11 +564,10 @@ class MeasuredBatchRow(Base):
     """
 
     __tablename__ = "measured_batches"
-    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
 
-    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    batch_id: Mapped[OfBatch] = mapped_column(primary_key=True)
     seq: Mapped[int]
-    ended_seq: Mapped[int] = mapped_column(server_default=text("0"))
+    ended_seq: Mapped[int] = mapped_column(server_default=_ZERO)
     ended: Mapped[list[Any]] = mapped_column(JSON(), server_default=text("'[]'"))
 
 
@@ -588,7 +575,6 @@ class OutboxRow(Base):
     """A webhook's message that its receiver has not accepted; `abandoned_at` is set once it is no longer retried."""
 
     __tablename__ = "outbox"
-    __table_args__ = (Index("ix_outbox_due_at", "due_at"),)
 
     message_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     form: Mapped[str] = mapped_column(short_text())
@@ -597,7 +583,7 @@ class OutboxRow(Base):
     n_tries: Mapped[int]
     error: Mapped[str] = mapped_column(PlainText(500))
     created_at: Mapped[float]
-    due_at: Mapped[float]
+    due_at: Mapped[float] = mapped_column(index=True)
     abandoned_at: Mapped[float | None]
 
 
@@ -609,8 +595,7 @@ class TerminalPlaceRow(Base):
     """
 
     __tablename__ = "terminal_places"
-    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
 
     protocol: Mapped[str] = mapped_column(short_text(), primary_key=True)
     place: Mapped[int] = mapped_column(primary_key=True)
-    batch_id: Mapped[str] = mapped_column(short_text(), unique=True)
+    batch_id: Mapped[OfBatch] = mapped_column(unique=True)

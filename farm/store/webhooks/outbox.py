@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, delete, func, insert, literal, select, update
 
 from farm.ids import message_id
 from farm.store.rollouts import batches, rollouts
 from farm.store.sql.clock import db_now, due
 from farm.store.sql.schema import OutboxRow
 
-outbox = cast(Table, OutboxRow.__table__)
+outbox = OutboxRow.__table__
 
 BATCH_ENDED, ALARM = "batch_ended", "alarm"
 GIVE_UP_DAYS = 3.0

@@ -32,8 +32,8 @@ from farm.store.database import Store
 from farm.store.nodes import nodes
 from farm.store.reports import keyed_rollouts
 from farm.store.retention.kept import RetentionLevel
-from farm.store.retention.pruning import Pruner, instances, pin
-from farm.store.rollouts import attempts, batches, rewards, rollouts
+from farm.store.retention.pruning import Pruner, pin
+from farm.store.rollouts import attempts, batches, instances, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.trajectories import CallLog, model_calls, record_call, segment_rows, store_segments
 from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place
