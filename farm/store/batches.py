@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -24,6 +25,10 @@ from farm.store.rollout_counts import mean_reward, rollout_counts
 from farm.store.rollouts import attempts, batches, chunks, instances, rewards, rollouts
 from farm.store.sql.clock import db_now
 
+_AS_THEY_ARE = tuple({each.name for each in fields(Rollout)} - {"stage", "state", "outcome", "failure", "segments"})
+"""The fields of a rollout that its row has in columns of the same names."""
+_OF_REQUEST = ("idempotency_key", "n_samples", "priority", "max_attempts", "max_losses", "quarantine_after", "run")
+_OF_INSTANCE = ("data_source", "instance_id", "fields", "archive")
 _CHUNK = 1000
 """Rows written by one statement, so that a huge batch takes no more memory than a small one."""
 
@@ -67,18 +72,12 @@ def create(
         insert(batches),
         {
             "batch_id": batch_id,
-            "idempotency_key": request.idempotency_key,
+            **{name: getattr(request, name) for name in _OF_REQUEST},
             "awaits_place": _protocol_of(request.idempotency_key),
             "fingerprint": fingerprint,
             "created_at": now,
-            "n_samples": request.n_samples,
             "n_rollouts": n_rollouts,
             "last_seq": 0,
-            "priority": request.priority,
-            "max_attempts": request.max_attempts,
-            "max_losses": request.max_losses,
-            "quarantine_after": request.quarantine_after,
-            "run": request.run,
             "submitter": "" if caller is None else caller.name,
             "request": sealed_request(connection, request.stored(), caller),
         },
@@ -89,10 +88,7 @@ def create(
             {
                 "batch_id": batch_id,
                 "group_index": index,
-                "data_source": instance.data_source,
-                "instance_id": instance.instance_id,
-                "fields": instance.fields,
-                "archive": instance.archive,
+                **{name: getattr(instance, name) for name in _OF_INSTANCE},
             }
             for index, instance in enumerate(request.instances)
         ],
@@ -337,12 +333,7 @@ def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
 
 def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:
     """Return the same rollouts with their training rows."""
-    return [_replace_segments(each, segments.get(each.rollout_id, ())) for each in found]
-
-
-def _replace_segments(rollout: Rollout, segments: tuple[Segment, ...]) -> Rollout:
-    values = {name: getattr(rollout, name) for name in Rollout.__slots__}
-    return Rollout(**(values | {"segments": segments}))
+    return [replace(each, segments=segments.get(each.rollout_id, ())) for each in found]
 
 
 def rollouts_by(connection: Connection, statement: Select[Any]) -> list[Rollout]:
@@ -353,32 +344,11 @@ def rollouts_by(connection: Connection, statement: Select[Any]) -> list[Rollout]
 def rollout_record(row: Row[Any]) -> Rollout:
     """Return the rollout of a row with all columns of the table."""
     return Rollout(
-        rollout_id=row.rollout_id,
-        batch_id=row.batch_id,
-        group_index=row.group_index,
-        sample_index=row.sample_index,
-        data_source=row.data_source,
-        instance_id=row.instance_id,
+        **{name: getattr(row, name) for name in _AS_THEY_ARE},
         stage=Stage(row.stage),
         state=State(row.state),
-        attempt=row.attempt,
-        node=row.node,
         outcome=Outcome(row.outcome) if row.outcome else None,
-        reward=row.reward,
         failure=Failure(row.failure_kind, row.failure_message or "") if row.failure_kind else None,
-        n_turns=row.n_turns,
-        n_response_tokens=row.n_response_tokens,
-        submitted_at=row.submitted_at,
-        finished_at=row.finished_at,
-        finish_seq=row.finish_seq,
-        n_invalid_actions=row.n_invalid_actions,
-        n_mismatches=row.n_mismatches,
-        n_segments=row.n_segments,
-        n_restarts=row.n_restarts,
-        n_failures=row.n_failures,
-        n_lost=row.n_lost,
-        version_min=row.version_min,
-        version_max=row.version_max,
     )
 
 

@@ -70,30 +70,15 @@ def expired(
     `longest_s` is the longest lease that is ever given. A lease that ends later was given before the clock jumped back
     and was not renewed since, so it counts as expired.
     """
-    columns = (
-        rollouts.c.rollout_id,
-        rollouts.c.attempt,
-        rollouts.c.stage,
-        rollouts.c.owner,
-        rollouts.c.batch_id,
-        rollouts.c.group_index,
-        rollouts.c.sample_index,
-        rollouts.c.node,
-    )
+    names = ("rollout_id", "attempt", "owner", "batch_id", "group_index", "sample_index", "node")
     over = rollouts.c.lease_expires_at <= _ENDED if known_dead else _over(now, longest_s)
-    statement = select(*columns).where(*_held, over).limit(limit)
+    statement = select(*(rollouts.c[name] for name in (*names, "stage"))).where(*_held, over).limit(limit)
     return [
         Claim(
-            row.rollout_id,
-            row.attempt,
-            Stage(row.stage),
-            row.owner,
-            row.batch_id,
-            row.group_index,
-            row.sample_index,
-            row.node,
-            None,
-            None,
+            **{name: getattr(row, name) for name in names},
+            stage=Stage(row.stage),
+            policy_outcome=None,
+            submission=None,
         )
         for row in connection.execute(statement)
     ]

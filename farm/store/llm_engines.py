@@ -11,6 +11,7 @@ removed. It gets no calls before those weights were pushed to it and named.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, select, update
@@ -30,6 +31,8 @@ engines = EngineRow.__table__
 users = EngineUserRow.__table__
 named = NamedWeightsRow.__table__
 
+_AS_THEY_ARE = tuple({each.name for each in fields(StoredEngine)} - {"info", "paused_s", "silent_s"})
+"""The fields of an engine that its row has in columns of the same names."""
 ALIVE_S = 20.0
 """Seconds of silence until a process that calls engines counts as dead; it reports at least every quarter."""
 _FAILURE_CHARS = 1000
@@ -137,32 +140,15 @@ def listing(connection: Connection) -> list[StoredEngine]:
     age = (db_now() - engines.c.paused_at).label("paused_s")
     silent = (db_now() - engines.c.held_at).label("silent_s")
     statement = select(engines, age, silent).order_by(engines.c.added_at, engines.c.url)
-    return [_engine(row) for row in connection.execute(statement)]
-
-
-def _engine(row: Row[Any]) -> StoredEngine:
-    return StoredEngine(
-        url=row.url,
-        model=row.model,
-        key=row.key,
-        added_by=row.added_by,
-        tokenizer=row.tokenizer,
-        tool_format=row.tool_format,
-        state=row.state,
-        info=EngineInfo.model_validate(row.info) if row.info else None,
-        paused=row.paused,
-        paused_by=row.paused_by,
-        paused_s=max(0.0, row.paused_s or 0.0),
-        version=row.version,
-        version_order=row.version_order,
-        n_orders=row.n_orders,
-        n_done=row.n_done,
-        engine_paused=row.engine_paused,
-        engine_version=row.engine_version,
-        failure=row.failure,
-        weights_path=row.weights_path,
-        silent_s=max(0.0, row.silent_s or 0.0),
-    )
+    return [
+        StoredEngine(
+            **{name: getattr(row, name) for name in _AS_THEY_ARE},
+            info=EngineInfo.model_validate(row.info) if row.info else None,
+            paused_s=max(0.0, row.paused_s or 0.0),
+            silent_s=max(0.0, row.silent_s or 0.0),
+        )
+        for row in connection.execute(statement)
+    ]
 
 
 def set_info(connection: Connection, url: str, info: EngineInfo) -> None:

@@ -14,6 +14,8 @@ from farm.store.sql.database_sessions import POOLED
 from farm.store.sql.schema import NodeRow
 
 nodes = NodeRow.__table__
+_ANNOUNCED = ("node", "room", "init_slots", "run_slots", "eval_slots", "handlers", "info", "state", "instance")
+"""The fields of a node that its supervisor sets, in columns of the same names."""
 
 MAX_OUT_OF_SERVICE_S = 600.0
 _OUT_OF_SERVICE_S = (30.0, MAX_OUT_OF_SERVICE_S)
@@ -42,18 +44,8 @@ def announce(connection: Connection, node: Node) -> None:
     connection.execute(delete(nodes).where(_is_of(node)))
     if connection.execute(select(nodes.c.node).where(nodes.c.node == node.node)).first() is not None:
         raise name_is_taken(node.node)
-    values = {
-        "instance": node.instance,
-        "node": node.node,
-        "state": node.state,
-        "room": node.room,
-        "init_slots": node.init_slots,
-        "run_slots": node.run_slots,
-        "eval_slots": node.eval_slots,
-        "handlers": node.handlers,
-        "info": node.info,
-        **({} if out_of_service is None else out_of_service._asdict()),
-    }
+    values = {name: getattr(node, name) for name in _ANNOUNCED}
+    values |= {} if out_of_service is None else out_of_service._asdict()
     connection.execute(insert(nodes).values(started_at=db_now(), heartbeat_at=db_now(), **values))
 
 
@@ -107,20 +99,10 @@ def listing(connection: Connection) -> list[Node]:
     statement = select(nodes, age.label("age"), left.label("out_of_service_s"), up).order_by(nodes.c.node)
     return [
         Node(
-            row.node,
-            row.room,
-            row.init_slots,
-            row.run_slots,
-            row.eval_slots,
-            row.handlers,
-            row.info,
-            row.state,
-            max(0.0, row.age),
-            max(0.0, row.out_of_service_s or 0.0),
-            row.out_of_service_why,
-            row.n_trips,
-            row.instance,
-            max(0.0, row.up_s),
+            **{name: getattr(row, name) for name in (*_ANNOUNCED, "out_of_service_why", "n_trips")},
+            heartbeat_age_s=max(0.0, row.age),
+            out_of_service_s=max(0.0, row.out_of_service_s or 0.0),
+            up_s=max(0.0, row.up_s),
         )
         for row in connection.execute(statement)
     ]

@@ -179,16 +179,16 @@ _claim_at_once = claim_at_once(_hold, _claimed)
 _open_attempt = insert(attempts).values(started_at=db_now())
 
 
+held_by_worker = (
+    rollouts.c.rollout_id == bindparam("b_id"),
+    rollouts.c.attempt == bindparam("b_attempt"),
+    rollouts.c.stage == bindparam("b_stage"),
+    rollouts.c.state == State.ACTIVE.value,
+    rollouts.c.owner == bindparam("b_owner"),
+)
 _claim_again = (
     update(rollouts)
-    .where(
-        rollouts.c.rollout_id == bindparam("b_id"),
-        rollouts.c.attempt == bindparam("b_attempt"),
-        rollouts.c.stage == bindparam("b_stage"),
-        rollouts.c.state == State.ACTIVE.value,
-        rollouts.c.owner == bindparam("b_owner"),
-        rollouts.c.lease_expires_at == bindparam("b_leased_until"),
-    )
+    .where(*held_by_worker, rollouts.c.lease_expires_at == bindparam("b_leased_until"))
     .values(lease_expires_at=db_now() + bindparam("b_lease"))
     .returning(*_claimed)
 )
@@ -213,31 +213,18 @@ def claim(
     names |= {"b_owner": owner, "b_lease": lease_s}
     together = runs_together(connection)
     row = connection.execute(_claim_at_once if together else _claim, names).one_or_none()
-    if row is not None:
-        *values, queued_at, leased_until = row
     if row is not None and not together:
-        opened = {"rollout_id": rollout_id, "attempt": attempt, "stage": stage.value, "queued_at": queued_at}
+        opened = {"rollout_id": rollout_id, "attempt": attempt, "stage": stage.value, "queued_at": row.queued_at}
         connection.execute(_open_attempt, opened | {"node": node, "worker": owner})
     if row is None:
         row = _made_before(connection, names, tries or ())
-        if row is None:
-            return None
-        *values, _, leased_until = row
+    if row is None:
+        return None
+    *values, _, leased_until = row
     if tries is not None:
         tries.append(leased_until)
-    batch_id, group_index, sample_index, policy_outcome, submission = values
-    return Claim(
-        rollout_id,
-        attempt,
-        stage,
-        owner,
-        batch_id,
-        group_index,
-        sample_index,
-        node,
-        policy_outcome,
-        submission,
-    )
+    batch_id, group_index, sample_index, *outcome = values
+    return Claim(rollout_id, attempt, stage, owner, batch_id, group_index, sample_index, node, *outcome)
 
 
 def _made_before(connection: Connection, names: Mapping[str, Any], tries: Sequence[float]) -> Row[Any] | None:
@@ -247,13 +234,6 @@ def _made_before(connection: Connection, names: Mapping[str, Any], tries: Sequen
     return next((row for row in result if row is not None), None)
 
 
-held_by_worker = (
-    rollouts.c.rollout_id == bindparam("b_id"),
-    rollouts.c.attempt == bindparam("b_attempt"),
-    rollouts.c.stage == bindparam("b_stage"),
-    rollouts.c.state == State.ACTIVE.value,
-    rollouts.c.owner == bindparam("b_owner"),
-)
 LEASE_CLEARED = {"owner": None, "lease_expires_at": None}
 _advance = (
     update(rollouts)

@@ -40,6 +40,8 @@ _AS_THEY_ARE = tuple(
     {each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions", "routed_experts", "images"}
 )
 """The fields of a call that are stored unchanged, in columns of the same names."""
+_OF_SEGMENT = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "policy_versions", "mismatch")
+"""The same for a training row."""
 
 # Built once, like those of `farm.store.rollouts`: each turn of each rollout executes both.
 _CALL_KEY = tuple(model_calls.primary_key.columns)
@@ -202,12 +204,7 @@ def store_segments(
                     "segment_index": index,
                     "batch_id": batch_id,
                     "attempt": attempt,
-                    "prompt_ids": row.prompt_ids,
-                    "response_ids": row.response_ids,
-                    "response_mask": row.response_mask,
-                    "response_logprobs": row.response_logprobs,
-                    "policy_versions": row.policy_versions,
-                    "mismatch": row.mismatch,
+                    **{name: getattr(row, name) for name in _OF_SEGMENT},
                     "turn_rewards": [list(each) for each in row.turn_rewards] or None,
                     "images": list(row.images) or None,
                     "expert_places": [list(astuple(each)) for each in places[index]] if any(places) else None,
@@ -240,13 +237,8 @@ def segments_of(
         places[row.rollout_id, row.attempt].append(row.expert_places or [])
         result[row.rollout_id].append(
             Segment(
-                row.prompt_ids,
-                row.response_ids,
-                row.response_mask,
-                row.response_logprobs,
-                row.policy_versions,
-                row.mismatch,
-                tuple((place, reward) for place, reward in row.turn_rewards or ()),
+                **{name: getattr(row, name) for name in _OF_SEGMENT},
+                turn_rewards=tuple((place, reward) for place, reward in row.turn_rewards or ()),
                 images=tuple(row.images or ()),
             )
         )

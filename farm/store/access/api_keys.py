@@ -22,6 +22,7 @@ from farm.store.sql.sanitize import is_plain
 from farm.store.sql.schema import ApiKeyRow
 
 keys = ApiKeyRow.__table__
+_AS_THEY_ARE = ("name", "max_open", "max_engines", "max_rate", "created_by")
 
 
 def digest_of(text: bytes) -> str:
@@ -36,7 +37,7 @@ def add(connection: Connection, key: ApiKey, digest: str) -> None:
         return
     if known is not None:
         raise Conflict(f"key {key.name!r} already exists: choose another name, or revoke that key first")
-    values = {name: getattr(key, name) for name in ("name", "max_open", "max_engines", "max_rate", "created_by")}
+    values = {name: getattr(key, name) for name in _AS_THEY_ARE}
     scopes = [scope.value for scope in key.scopes]
     connection.execute(insert(keys).values(**values, scopes=scopes, digest=digest, created_at=db_now()))
 
@@ -64,15 +65,8 @@ def by_digest(connection: Connection) -> dict[str, ApiKey]:
 
 
 def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(
-        row.name,
-        tuple(Scope(scope) for scope in row.scopes),
-        max_open=row.max_open,
-        max_engines=row.max_engines,
-        max_rate=row.max_rate,
-        created_by=row.created_by,
-        created_at=row.created_at,
-    )
+    values = {name: getattr(row, name) for name in _AS_THEY_ARE}
+    return ApiKey(**values, scopes=tuple(map(Scope, row.scopes)), created_at=row.created_at)
 
 
 def check_room(connection: Connection, n_new: int, most: int, submitter: str = "", n_written: int = 0) -> None:
