@@ -148,6 +148,7 @@ class ArraysAdapter:
         segments = whole if max_response_tokens is None else [segment.cut(max_response_tokens) for segment in whole]
         spans = [segment.version_span for segment in segments]
         experts, known = _experts(segments)
+        own_rewards = [rollout.reward if each.reward is None else each.reward for rollout, each in rows]
         return Arrays(
             prompt_ids=_padded((s.prompt_ids for s in segments), np.int32, pad_id, left=True),
             prompt_mask=_padded((np.ones(len(s.prompt_ids), np.uint8) for s in segments), np.uint8, 0, left=True),
@@ -160,7 +161,7 @@ class ArraysAdapter:
                 [len(s.response_ids) < len(w.response_ids) for s, w in zip(segments, whole, strict=True)], bool
             ),
             rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
-            row_rewards=np.array([_own_reward(r, s) for r, s in rows], np.float32),
+            row_rewards=np.array([np.nan if each is None else each for each in own_rewards], np.float32),
             turn_rewards=_padded((_of_turns(s) for s in segments), np.float32, 0.0),
             routed_experts=experts,
             experts_known=known,
@@ -225,11 +226,6 @@ def _read(rows: Arrays, index: int) -> TrainingRow:
         versions=tuple(rows.policy_versions[index][of_response].tolist()),
         rollout_id=str(rows.rollout_ids[index]),
     )
-
-
-def _own_reward(rollout: Rollout, segment: Segment) -> float:
-    reward = rollout.reward if segment.reward is None else segment.reward
-    return np.nan if reward is None else reward
 
 
 def _of_turns(segment: Segment) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from openrlhf.utils.agent import AgentExecutorBase
@@ -147,22 +147,15 @@ def _without_advantage(step_rows: Sequence[StepRow]) -> list[StepRow]:
     return [replace(row, reward=mean) if row.masked else row for row in step_rows]
 
 
+@dataclass(frozen=True, slots=True)
 class _Call:
     """One call of `execute`."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        sampling_params: Any,
-        max_length: int,
-        eos_token_id: int,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.instance = instance
-        self.sampling_params = sampling_params
-        self.max_length = max_length
-        self.eos_token_id = eos_token_id
-        self.loop = loop
+    instance: Instance
+    sampling_params: Any
+    max_length: int
+    eos_token_id: int
+    loop: asyncio.AbstractEventLoop
 
 
 def _changed(params: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -118,7 +119,7 @@ class FarmRolloutWorker:
         self._ended_at = time.monotonic()
         self._failure: Exception | None = None
         self._over = threading.Event()
-        self._numbers = iter(_numbers())
+        self._numbers = count()
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"farm-rollouts-{index}", daemon=True) for index in range(n_groups)
@@ -208,13 +209,6 @@ def _sampler(instances: Iterable[Instance] | InstanceSampler) -> InstanceSampler
 def _groups_in_flight(n_tasks: int, n_samples: int) -> int:
     """Convert TRL's number of tasks in flight to groups; -1 leaves it to the worker."""
     return max(1, n_tasks // n_samples) if n_tasks > 0 else _GROUPS_IN_FLIGHT
-
-
-def _numbers() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 class FarmWeightTransfer:

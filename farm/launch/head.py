@@ -169,10 +169,6 @@ class OwnPostgres:
             access.write(_ACCESS)
         partial.rename(self.data)
 
-    def forget_other_machine(self) -> None:
-        """Remove the lock file left by the server of a gone machine; only for the holder of the claim."""
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
-
     def url(self, host: str, port: int) -> str:
         return f"postgresql+psycopg://{USER}:{quote(self._password)}@{bracketed(host)}:{port}/{_DATABASE}"
 
@@ -279,7 +275,8 @@ class ClusterHead(StartedFarm):
             postgres = OwnPostgres(self.folder, self._settings.scratch, address.password, logs / "postgres.log")
             postgres.make(self._claim.lock_fd)
             if self._claim.from_elsewhere:
-                postgres.forget_other_machine()
+                # the lock file of the server of a gone machine
+                (postgres.data / "postmaster.pid").unlink(missing_ok=True)
             port = self._port(known.store_url, _POSTGRES_PORT)
             going_on: Callable[[], bool] = lambda: not self._ending.is_set() and not self._claim.lost  # noqa: E731
             self._processes.add("postgres", partial(postgres.start, port, self._claim.lock_fd, going_on))

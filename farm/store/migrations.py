@@ -68,7 +68,8 @@ def migrate(store: Store, to: str = "head") -> None:
         # rows of a table may refer to each other
         config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
         config.attributes["connection"] = connection
-        if _is_older(connection, to):
+        current = _revision(connection)
+        if to == "base" or (current is not None and to in revisions() and to < current):
             command.downgrade(config, to)
         else:
             command.upgrade(config, to)
@@ -76,8 +77,3 @@ def migrate(store: Store, to: str = "head") -> None:
     # if the database refuses the connection, a read raises that at once
     revision(store)
     store.write(work)
-
-
-def _is_older(connection: Connection, to: str) -> bool:
-    current = _revision(connection)
-    return to == "base" or (current is not None and to in revisions() and to < current)

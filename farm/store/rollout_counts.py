@@ -70,7 +70,8 @@ def rollout_counts(connection: Connection, batch_ids: Collection[str]) -> list[R
         now = dict.fromkeys(batch_ids, 0)
         for row in connection.execute(_not_summed({id: seq for id, (seq, _) in summed.items()})):
             if row.ended_seq is None:
-                counts.append(_of_row(row))
+                key = (row.batch_id, Stage(row.stage), State(row.state), row.failure_kind)
+                counts.append(RolloutCount(*key, *_numbers(row), int(row.begun)))
             else:
                 now[row.batch_id] = row.ended_seq
         # a reader has no snapshot beyond one statement: nothing was summed up or taken back between the two
@@ -156,11 +157,6 @@ def _counts() -> Select[Any]:
 
 
 _GROUP = (rollouts.c.batch_id, rollouts.c.stage, rollouts.c.state, rollouts.c.failure_kind)
-
-
-def _of_row(row: Row[Any]) -> RolloutCount:
-    key = (row.batch_id, Stage(row.stage), State(row.state), row.failure_kind)
-    return RolloutCount(*key, *_numbers(row), int(row.begun))
 
 
 def _numbers(row: Row[Any]) -> tuple[int, float, int, int]:

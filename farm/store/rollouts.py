@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     Column,
     Connection,
-    CursorResult,
     Row,
     Select,
     Update,
@@ -65,14 +64,8 @@ def runs_together(connection: Connection) -> bool:
 
 def claim_at_once(claim: Update, returned: Sequence[Column[Any]]) -> Select[Any]:
     """Return the statement that claims a stage and opens its attempt; its row has the columns `returned`."""
-    of_attempt = {
-        "rollout_id": rollouts.c.rollout_id,
-        "attempt": rollouts.c.attempt,
-        "stage": rollouts.c.stage,
-        "queued_at": rollouts.c.queued_at,
-        "node": rollouts.c.node,
-        "worker": rollouts.c.owner,
-    }
+    of_attempt = {name: rollouts.c[name] for name in ("rollout_id", "attempt", "stage", "queued_at", "node")}
+    of_attempt["worker"] = rollouts.c.owner
     claimed = claim.returning(*dict.fromkeys((*returned, *of_attempt.values()))).cte("claimed")
     values = [claimed.c[column.name] for column in of_attempt.values()]
     opened = insert(attempts).from_select([*of_attempt, "started_at"], select(*values, db_now())).cte("opened")
@@ -322,10 +315,6 @@ def lease_params(held: Claim) -> dict[str, Any]:
     return {"b_id": held.rollout_id, "b_attempt": held.attempt, "b_stage": held.stage.value, "b_owner": held.owner}
 
 
-def _applied(result: CursorResult[Any]) -> bool:
-    return result.rowcount == 1
-
-
 def _close_attempt(connection: Connection, rollout_id: str, attempt: int, stage: str, result: str, error: str) -> None:
     values = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage}
     connection.execute(attempt_ends, values | {"b_result": result, "b_error": error or None})
@@ -346,7 +335,7 @@ def advance(connection: Connection, held: Claim, resend_after_s: float, summary:
         statement = _advance_at_once if summary is None else _advance_with_summary_at_once
         applied = connection.execute(statement, names | {"b_result": "advanced", "b_error": None}).first() is not None
         return applied or _ended_before(connection, held, "advanced")
-    if not _applied(connection.execute(_advance if summary is None else _advance_with_summary, names)):
+    if connection.execute(_advance if summary is None else _advance_with_summary, names).rowcount != 1:
         return _ended_before(connection, held, "advanced")
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "advanced", "")
     return True
@@ -385,7 +374,7 @@ def finish(
 
 def _finish_one_by_one(connection: Connection, held: Claim, names: Mapping[str, Any], score: Mapping[str, Any]) -> bool:
     seq = _next_seq(connection, held.batch_id)
-    if not _applied(connection.execute(_finish_as, {**names, "b_seq": seq})):
+    if connection.execute(_finish_as, {**names, "b_seq": seq}).rowcount != 1:
         return False
     connection.execute(_add_reward, {"rollout_id": held.rollout_id, "attempt": held.attempt, **score})
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "completed", "")
@@ -412,7 +401,7 @@ def fail(
     seq = _next_seq(connection, held.batch_id)
     end = ended_unscored(State.FAILED, failure) | {"finish_seq": seq}
     statement = update(rollouts).where(*held_by_worker).values(**(end | dict(values)))
-    if not _applied(connection.execute(statement, lease_params(held))):
+    if connection.execute(statement, lease_params(held)).rowcount != 1:
         _give_seq_back(connection, held.batch_id)
         return False
     ended_by = cause or failure
@@ -435,7 +424,7 @@ def requeue(connection: Connection, held: Claim, failure: Failure, values: Mappi
         **LEASE_CLEARED,
     }
     statement = update(rollouts).where(*held_by_worker).values(**(back | dict(values)))
-    if not _applied(connection.execute(statement, lease_params(held))):
+    if connection.execute(statement, lease_params(held)).rowcount != 1:
         return False
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, failure.kind, failure.message)
     return True

@@ -11,13 +11,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from farm import metrics
 from farm.cli import doctor
@@ -103,7 +103,7 @@ def test_metric_series_are_bounded(sqlite_store: Store) -> None:
 
 def _copies(store: Store, batch_id: str, n: int) -> None:
     """Add so many copies of a batch."""
-    tables = [cast(Table, row.__table__) for row in (schema.Batch, schema.InstanceRow, schema.RolloutRow)]
+    tables = [row.__table__ for row in (schema.Batch, schema.InstanceRow, schema.RolloutRow)]
 
     def copy(connection: Connection) -> None:
         for table in tables:

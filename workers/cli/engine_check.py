@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TextIO
+from dataclasses import asdict, dataclass
+from typing import TextIO
 
 import click
 from rich.console import Console
@@ -58,7 +58,8 @@ def main(url: str, key_file: TextIO | None, model: str, tokenizer: str, timeout_
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
     findings = [*_able(info), *_text(address, info)]
     if as_json:
-        print(json.dumps(_json(address, info, findings), indent=1))
+        shown = {"url": address.url, "info": info.model_dump(mode="json"), "findings": [*map(asdict, findings)]}
+        print(json.dumps(shown, indent=1))
     else:
         _show(address, info, findings)
 
@@ -107,14 +108,6 @@ async def _agrees(address: EngineAddress, info: EngineInfo, text: ModelText) -> 
         return None
     finally:
         await connection.aclose()
-
-
-def _json(address: EngineAddress, info: EngineInfo, findings: list[EngineCheck]) -> dict[str, Any]:
-    return {
-        "url": address.url,
-        "info": info.model_dump(mode="json"),
-        "findings": [{"what": finding.what, "ok": finding.ok, "text": finding.text} for finding in findings],
-    }
 
 
 def _show(address: EngineAddress, info: EngineInfo, findings: list[EngineCheck]) -> None:

@@ -35,11 +35,6 @@ def mounts_with(text: str) -> list[str]:
     return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if text in line]
 
 
-def sockets_with(text: str) -> list[str]:
-    """Return the Unix sockets of this process's namespace whose path contains a text."""
-    return [line for line in Path("/proc/net/unix").read_text().splitlines() if text in line]
-
-
 def files_with(text: str) -> list[Path]:
     """Return files and folders whose name contains a text, in the scratch folder and a few levels below it."""
     return [path for path in _below(settings().scratch, _DEPTH) if text in path.name]
@@ -59,7 +54,7 @@ def left_of(*texts: str) -> list[str]:
     for text in texts:
         left += [f"process {pid}: {_command(pid)}" for pid in processes_with(text)]
         left += [f"mount {line}" for line in mounts_with(text)]
-        left += [f"socket {line}" for line in sockets_with(text)]
+        left += [f"socket {line}" for line in Path("/proc/net/unix").read_text().splitlines() if text in line]
         left += [f"file {path}" for path in files_with(text)]
     return left
 

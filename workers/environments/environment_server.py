@@ -156,12 +156,6 @@ def _remedy(words: str) -> str:
     return ""
 
 
-def _confine(memory_mb: int) -> bool:
-    # Including mappings shared with other processes.
-    _limit_memory(resource.RLIMIT_AS, 0, memory_mb)
-    return allow_only_serving()
-
-
 class ForkServer:
     """The listening process: one fork for each connection, which it monitors through a copy of the connection."""
 
@@ -222,7 +216,10 @@ class ForkServer:
             if not self._shared:
                 _limit_memory(resource.RLIMIT_DATA, 5, self._memory_mb)
                 serve(connection, self._factory)
-            elif _confine(self._memory_mb):
+                return
+            # Including mappings shared with other processes.
+            _limit_memory(resource.RLIMIT_AS, 0, self._memory_mb)
+            if allow_only_serving():
                 serve(connection, self._factory, confined=True)
             else:
                 _say(connection, {"error": "the kernel has no filter of system calls: set `shared = False`"})

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from farm.errors import FarmError, ImageError
 from farm.records.request import SandboxSpec
@@ -178,12 +178,6 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _serve(lines: IO[str], answers: IO[str]) -> None:
-    for line in lines:
-        answers.write(json.dumps(_answer(line)) + "\n")
-        answers.flush()
-
-
 def main() -> None:
     """Run as a helper process: a job per line of standard input, an answer per line of standard output."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -192,7 +186,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        _serve(sys.stdin, answers)
+        for line in sys.stdin:
+            answers.write(json.dumps(_answer(line)) + "\n")
+            answers.flush()
     except KeyboardInterrupt:
         os._exit(130)
 

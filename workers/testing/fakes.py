@@ -211,7 +211,8 @@ class FakeSandbox:
         if not result:
             raise ToolError(f"{path}: No such file or directory")
         for place, data in result.items():
-            _write(place, data)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
 
     async def stop(self) -> None:
         self._stopped = True
@@ -237,11 +238,6 @@ def _tree(source: Path) -> dict[str, bytes]:
 
 def _exists(path: Path) -> bool:
     return path.exists() or path.is_symlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
 
 
 class _FakeShell:

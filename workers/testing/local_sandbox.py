@@ -34,7 +34,7 @@ from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, Shell
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
-from workers.sandboxes.processes.sandbox_process import Collector, LimitEvents, SandboxProcess, check_words
+from workers.sandboxes.processes.sandbox_process import Collector, LimitEvents, SandboxProcess, check_words, memory_file
 from workers.sandboxes.shell.shell import BashShell
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class LocalSandbox:
         with contextlib.ExitStack() as resources:
             streams = [Collector(MAX_OUTPUT), Collector(MAX_OUTPUT)]
             with contextlib.ExitStack() as result:
-                fds = {0: result.enter_context(_written(stdin))}
+                fds = {0: result.enter_context(memory_file(stdin))}
                 for number, stream in enumerate(streams, start=1):
                     resources.callback(stream.close)
                     result.callback(stream.close_write_end)
@@ -335,14 +335,6 @@ class LocalProvider:
         if local_sandbox is None or local_sandbox.stopped:
             raise SandboxError(f"sandbox {sandbox_id}: no local sandbox with this id is running")
         return local_sandbox
-
-
-@contextlib.contextmanager
-def _written(data: bytes) -> Iterator[int]:
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        yield file.fileno()
 
 
 async def _code(child: SandboxProcess, timeout_s: float, mark: str) -> int | None:

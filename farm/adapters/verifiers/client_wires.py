@@ -48,8 +48,8 @@ class ClientWire(StrEnum):
         """Return the reply messages of a run as kinds and payloads; the episode is a dumped one."""
         traces = episode["traces"]
         if self is ClientWire.WHOLE:
-            whole = {**episode, "traces": [_with_own_error(trace) for trace in traces]}
-            return [("reply", reply(episode=whole))]
+            shown = [{**trace, **({"stop_condition": _OWN_ERROR} if trace["errors"] else {})} for trace in traces]
+            return [("reply", reply(episode={**episode, "traces": shown}))]
         sizes = [{"id": each["id"], "nodes": len(each["nodes"]), "calls": len(each["calls"])} for each in traces]
         head = {name: value for name, value in episode.items() if name != "traces"}
         return [*(("delta", _delta(trace)) for trace in traces), ("reply", reply(head=head, traces=sizes))]
@@ -69,10 +69,6 @@ def _delta(trace: Mapping[str, Any]) -> dict[str, Any]:
         **lists,
         "set": {name: value for name, value in trace.items() if name not in known},
     }
-
-
-def _with_own_error(trace: Mapping[str, Any]) -> dict[str, Any]:
-    return {**trace, "stop_condition": _OWN_ERROR} if trace["errors"] else dict(trace)
 
 
 def plain_request(request: Mapping[str, Any]) -> dict[str, Any]:

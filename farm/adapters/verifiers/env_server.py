@@ -209,7 +209,9 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
     def _episode(self, rollout: Rollout, req: RunRequest) -> dict[str, Any]:
         """Return the dumped episode of a rollout, in fields that both versions read."""
         task = trace_task(req.task_data)
-        trace = trace_of(self._recorded(rollout), task, req.model, req.sampling)
+        client, name = self._rollouts.client, rollout.rollout_id
+        recorded = RecordedRollout(rollout, client.calls(name), client.rewards(name), client.timings(name))
+        trace = trace_of(recorded, task, req.model, req.sampling)
         episode = WireEpisode(env=EnvInfo(id="farm"), task=task, ok=trace.ok, traces=[trace])
         dumped: dict[str, Any] = episode.model_dump(mode="python", serialize_as_any=True)
         # a version refuses unknown fields of an agent, and has its own fields of a task
@@ -226,9 +228,3 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
             raise InvalidRequest("the farm has no such limit", field=f"timeout.{min(unknown)}")
         own = {_LIMITS[name]: value for name, value in timeouts.items() if value is not None}
         return {**self._request.get("limits", {}), **own}
-
-    def _recorded(self, rollout: Rollout) -> RecordedRollout:
-        client, rollout_id = self._rollouts.client, rollout.rollout_id
-        return RecordedRollout(
-            rollout, client.calls(rollout_id), client.rewards(rollout_id), client.timings(rollout_id)
-        )

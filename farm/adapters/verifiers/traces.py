@@ -41,6 +41,7 @@ from farm.records.rollout import Reward as FarmReward
 from farm.records.rollout import Timing as StageTiming
 from farm.records.trajectory import Message, ModelCall, Segment, calls_of_segments, segments, tools_by_call
 
+_DETAILS = ("rollout_id", "outcome", "attempt", "version_min", "version_max", "n_invalid_actions", "n_mismatches")
 _STOPS = {
     Outcome.MAX_TURNS: "max_turns",
     Outcome.MAX_TOKENS: "max_output_tokens",
@@ -82,14 +83,16 @@ def trace_of(
     """Return the trace of a rollout. A failed one has its error and no reward: `ok` is False."""
     rollout = recorded.rollout
     agent = AgentInfo[WireAgentConfig](config=WireAgentConfig(model=model, sampling=sampling))
-    trace = WireTrace(task=task, agent=agent, info={"farm": _details(rollout)}, timing=_timing(recorded.timings))
+    details = {name: getattr(rollout, name) for name in _DETAILS}
+    trace = WireTrace(task=task, agent=agent, info={"farm": details}, timing=_timing(recorded.timings))
     _add_calls(trace, recorded, model)
     if rollout.trainable:
         trace.ok = True
         name = recorded.rewards[-1].evaluator if recorded.rewards else "reward"
         trace.record_reward(name, rollout.reward or 0.0)
         for score in recorded.rewards[-1:]:
-            trace.record_metrics({key: float(value) for key, value in score.details.items() if _is_number(value)})
+            numbers = {key: float(each) for key, each in score.details.items() if isinstance(each, bool | int | float)}
+            trace.record_metrics(numbers)
         if rollout.outcome is Outcome.DEADLINE:
             trace.stop("agent_timeout")
             _set(trace, "is_timeout", True)
@@ -109,15 +112,6 @@ def _set(model: Any, name: str, value: Any) -> None:
     """Set a field that not every version has."""
     if name in type(model).model_fields:
         setattr(model, name, value)
-
-
-def _details(rollout: Rollout) -> dict[str, Any]:
-    names = ("rollout_id", "outcome", "attempt", "version_min", "version_max", "n_invalid_actions", "n_mismatches")
-    return {name: getattr(rollout, name) for name in names}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float)
 
 
 def _timing(timings: Sequence[StageTiming]) -> Timing:
@@ -175,7 +169,9 @@ class _Graph:
         for call in calls:
             messages = self._history[call.index] if before is None else [*before.observations, *call.messages]
             put = _put(before, call) if with_tokens else []
-            for number, message in enumerate(messages or _unnamed(put)):
+            # tokens without a recorded message get an empty one
+            unnamed: list[Message] = [{"role": "user", "content": ""}] if put else []
+            for number, message in enumerate(messages or unnamed):
                 ids = put if number == max(len(messages), 1) - 1 else []
                 parent = self._add(parent, message, ids, call.started_at)
             parent = self._add_sampled(parent, call, with_tokens)
@@ -188,7 +184,8 @@ class _Graph:
     def _show(self, root: int, call: ModelCall) -> None:
         tools = parse_tools(self._tools[call.index]) or []
         _set(self._trace.nodes[root], "tools", tools)
-        known = {_identity(tool): tool for tool in [*self._trace.tools, *tools]}
+        key = ("namespace", "name", "type")
+        known = {tuple(getattr(tool, name, None) for name in key): tool for tool in [*self._trace.tools, *tools]}
         self._trace.tools = list(known.values())
 
     def _route(self, first: int, experts: ExpertIds) -> None:
@@ -228,10 +225,6 @@ class _Graph:
         return len(self._trace.nodes) - 1
 
 
-def _identity(tool: Any) -> tuple[Any, ...]:
-    return tuple(getattr(tool, name, None) for name in ("namespace", "name", "type"))
-
-
 def _histories(calls: Sequence[ModelCall]) -> dict[int, list[Message]]:
     """Return the messages before each call, by index; calls record only those since the call before.
 
@@ -257,11 +250,6 @@ def _put(before: ModelCall | None, call: ModelCall) -> list[int]:
     assert before.response_ids is not None
     rest: list[int] = call.prompt_ids[len(before.prompt_ids) + len(before.response_ids) :].tolist()
     return rest
-
-
-def _unnamed(ids: list[int]) -> list[Message]:
-    """Return a message for tokens without a recorded one."""
-    return [{"role": "user", "content": ""}] if ids else []
 
 
 def _finish_reason(call: ModelCall) -> str | None:

@@ -217,7 +217,7 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
         copy.execute("PRAGMA synchronous = OFF")
         for table in TABLES:
             copy.execute(f'DELETE FROM "{table.name}"')  # noqa: S608 - our own table names
-            names = ", ".join(_as_text(column.name, column.type) for column in table.columns)
+            names = ", ".join(f'"{c.name}"{"::text" if isinstance(c.type, JSON) else ""}' for c in table.columns)
             marks = ", ".join("?" for _ in table.columns)
             query = f'SELECT {names} FROM "{table.name}"'  # noqa: S608
             result = source.exec_driver_sql(query, execution_options={"yield_per": rows_at_a_time(table)})
@@ -225,10 +225,6 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
                 check()
                 copy.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', [tuple(row) for row in rows])  # noqa: S608
         copy.commit()
-
-
-def _as_text(name: str, kind: object) -> str:
-    return f'"{name}"::text' if isinstance(kind, JSON) else f'"{name}"'
 
 
 def _files(store: Store) -> dict[str, bytes]:

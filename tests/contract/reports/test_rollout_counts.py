@@ -119,7 +119,7 @@ def test_wrong_sums_are_a_violation(store: Store) -> None:
     place(store, batch_id)
     run_to_end(store, f"{batch_id}.0.0")
     observe(store)
-    wrong = MeasuredBatchRow.__table__.update().values(ended=[["eval", "completed", None, 3, 1.0, 0, 0]])  # type: ignore[attr-defined]
+    wrong = MeasuredBatchRow.__table__.update().values(ended=[["eval", "completed", None, 3, 1.0, 0, 0]])
     store.write(lambda connection: connection.execute(wrong) and None)
     (found,) = store.read(partial(audit.violations, batch_id=batch_id))
     assert (found.id, found.what) == (batch_id, "3 ended rollouts are summed up, 1 are there")

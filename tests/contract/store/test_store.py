@@ -6,11 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, Table, delete, event, insert, select, update
+from sqlalchemy import Connection, delete, event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from farm.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
@@ -399,7 +399,7 @@ class TestArtefacts:
     def test_artefacts_are_deleted_with_the_batch(self, store: Store) -> None:
         held = self.held(store, new_batch(store))
         keep(store, held, "a", b"x")
-        table = cast(Table, Batch.__table__)
+        table = Batch.__table__
         store.write(lambda connection: connection.execute(delete(table)))
         assert self.names(store, held.rollout_id) == []
 

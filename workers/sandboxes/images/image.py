@@ -80,7 +80,8 @@ def image(
         return _pulled_or_built(config, source, fallback, retry=retry, relock=relock, start=start)
     result = _of_entry(cached(config, source, retry=retry, relock=relock))
     if retry and isinstance(source, RegistrySource):
-        forget_fallbacks(config, source.reference)
+        # it is available: all choices of a fallback for it are void
+        remove(_choices_of(config, source.reference))
     return result
 
 
@@ -171,11 +172,6 @@ def choose_fallback(config: SandboxConfig, name: str, fallback: str, key: str, e
     write(note, json.dumps(asdict(result)))
     log.warning("%s", result.reason)
     return result
-
-
-def forget_fallbacks(config: SandboxConfig, name: str) -> None:
-    """Forget all choices for an image, because it is available."""
-    remove(_choices_of(config, name))
 
 
 def _choice_file(config: SandboxConfig, name: str, fallback: str) -> Path:

@@ -121,14 +121,10 @@ def empty_image(config: SandboxConfig) -> Image:
     return Image(cached(config, EmptySource()))
 
 
-def begins_empty(image: Image) -> bool:
-    """Return whether an image consists only of its layers, without a root file system below them."""
-    return image.folder.parent.name == EmptySource().key()
-
-
 def is_bare(image: Image) -> bool:
     """Return whether an image based on `scratch` has no bash, which every sandbox of a policy needs."""
-    return begins_empty(image) and not any(_has(image, path) for path in _SHELLS)
+    begins_empty = image.folder.parent.name == EmptySource().key()
+    return begins_empty and not any(_has(image, path) for path in _SHELLS)
 
 
 def _has(image: Image, path: str) -> bool:

@@ -127,17 +127,11 @@ def prepare() -> SimpleNamespace:
     for library in _LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(library)
-    with _silence():
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):  # noqa: PTH123
         for cell in _WARM_UP:
             shell.run_cell(cell, store_history=True)
     shell.reset()
     return SimpleNamespace(shell=shell, images=images)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):  # noqa: PTH123
-        yield
 
 
 def _flush() -> None:

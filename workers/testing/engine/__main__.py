@@ -15,6 +15,12 @@ from workers.testing.engine.scheduler import CACHE_TOKENS, UNLIMITED
 from workers.testing.scripted_model import Script
 from workers.testing.serving import serve
 
+_OF_ENGINE = (
+    *("model", "seed", "latency_s", "prefill_per_s", "tokens_per_s", "max_running", "max_queued"),
+    *("context_tokens", "cache_tokens", "weight_version", "mean_tokens"),
+)
+"""The options that are arguments of the engine."""
+
 
 def main() -> None:
     options = option_parser(
@@ -47,21 +53,8 @@ def script_of(options: argparse.Namespace) -> Script | None:
 
 
 def _engine(options: argparse.Namespace, model_text: Path) -> ScriptedEngine:
-    return ScriptedEngine(
-        script_of(options),
-        model=options.model,
-        model_text=model_text,
-        seed=options.seed,
-        latency_s=options.latency_s,
-        prefill_per_s=options.prefill_per_s,
-        tokens_per_s=options.tokens_per_s,
-        max_running=options.max_running,
-        max_queued=options.max_queued,
-        context_tokens=options.context_tokens,
-        cache_tokens=options.cache_tokens,
-        weight_version=options.weight_version,
-        mean_tokens=options.mean_tokens,
-    )
+    values = {name: getattr(options, name) for name in _OF_ENGINE}
+    return ScriptedEngine(script_of(options), model_text=model_text, **values)
 
 
 def option_parser(prog: str, description: str) -> argparse.ArgumentParser:

@@ -83,10 +83,6 @@ class WaitingCall:
         with open(f"/proc/{self.thread}/status", "rb") as file:
             return next(line for line in file if line.startswith(name)).split()[1]
 
-    def is_in_another_root(self) -> bool:
-        """Return whether the process has changed its root folder by chroot."""
-        return os.readlink(b"/proc/%d/root" % self.thread) != b"/"
-
     @contextlib.contextmanager
     def opened(self, folder: int, path: int, flags: int) -> Iterator[int]:
         """Yield an O_PATH descriptor of the call's file, MISSING, or OF_KERNEL for a file of /proc, /dev or /sys."""
@@ -421,7 +417,8 @@ class UserView:
     def _new(self, call: WaitingCall, folder: int, path: int, no_follow: int) -> bytes:
         """Return the path to a file that a process is about to create; empty if the kernel must execute the call."""
         name = call.path(path)
-        if not name or call.is_in_another_root():
+        # the process may have changed its root folder by chroot
+        if not name or os.readlink(b"/proc/%d/root" % call.thread) != b"/":
             return b""
         place = call.place(folder, name)
         try:
