@@ -112,15 +112,12 @@ class Environment(Protocol):
 
     def reset(self, episode: Episode) -> Begin:
         """Begin the episode. Called once."""
-        ...
 
     def step(self, action: Action) -> Step:
         """Carry out an action. Called until the episode or a limit of the rollout ends."""
-        ...
 
     def close(self) -> float | None:
         """Return a last reward, if there is one. Called once, also if a limit has ended the episode."""
-        ...
 
     # Optional: `reference() -> str | None` returns a text that solves the episode from its current state. It is used as
     # the control if the policy's texts broke the environment; the default is "I do not know."

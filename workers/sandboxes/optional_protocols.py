@@ -26,7 +26,6 @@ class SharesLayers(Protocol):
 
     async def start_prepared(self, sandbox_id: str, spec: SandboxSpec, what: str, prepare: Prepare) -> Sandbox:
         """Start a sandbox like `start`, with files that `prepare` stages once for all with the same spec and `what`."""
-        ...
 
 
 @runtime_checkable
@@ -38,11 +37,9 @@ class StartsAhead(Protocol):
 
     def recipe(self, spec: SandboxSpec, layer: str = "") -> LaunchPlan:
         """Return the plan of a sandbox, optionally on a layer. Raises SandboxError if the spec cannot be met."""
-        ...
 
     def layer(self, spec: SandboxSpec, what: str) -> str:
         """Return the name of the layer that `start_prepared` creates for `what`."""
-        ...
 
 
 @runtime_checkable
@@ -51,11 +48,9 @@ class KeepsLayers(Protocol):
 
     async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
         """Stop a sandbox and keep its written files as the layer `name`. Raises SandboxError."""
-        ...
 
     async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> Sandbox:
         """Start a sandbox on a layer from a sandbox with the same image, packages and archives."""
-        ...
 
 
 @runtime_checkable
@@ -64,11 +59,9 @@ class CopiesLayers(KeepsLayers, Protocol):
 
     async def copy_layer(self, sandbox: Sandbox, spec: SandboxSpec, name: str) -> None:
         """Create a layer from the files written so far; the sandbox's processes are paused meanwhile."""
-        ...
 
     async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, object]) -> dict[str, Any]:
         """Remove from a layer what a rule names: see `restore` in `workers/sandboxes/isolation/layer_files.py`."""
-        ...
 
 
 @runtime_checkable
@@ -77,7 +70,6 @@ class KnowsImages(Protocol):
 
     def absent_image(self, spec: SandboxSpec) -> str:
         """Return why the image is missing and what to do; empty if it may exist. Takes seconds at most."""
-        ...
 
 
 @runtime_checkable
@@ -94,15 +86,12 @@ class StartsPrograms(Protocol):
         cwd: str | None = None,
     ) -> SandboxProcess:
         """See `SandboxEntry.start`."""
-        ...
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of every command, extended by `more`."""
-        ...
 
     def notices(self) -> LimitEvents:
         """See `SandboxEntry.notices`."""
-        ...
 
 
 @runtime_checkable
@@ -114,7 +103,6 @@ class HasUsers(Protocol):
 
         Raises SandboxError if the sandbox has no such user. Blocks briefly.
         """
-        ...
 
 
 @runtime_checkable
@@ -123,7 +111,6 @@ class HasImageConfig(Protocol):
 
     def image_config(self) -> ImageConfig:
         """Return the settings of the image's Dockerfile; empty for an image that was not built here."""
-        ...
 
 
 @runtime_checkable
@@ -132,17 +119,14 @@ class ManagesFiles(Protocol):
 
     async def list_files(self, path: str, depth: int) -> list[FileEntry]:
         """Return the entries of a folder and its subfolders down to `depth`; with 0, the entry of the path itself."""
-        ...
 
     async def move_file(self, path: str, target: str) -> None: ...
 
     async def remove_file(self, path: str) -> None:
         """Remove a file, or a folder with its contents."""
-        ...
 
     async def make_folder(self, path: str) -> None:
         """Create a new folder and its missing parents."""
-        ...
 
 
 def keeps_layers(provider: SandboxProvider) -> KeepsLayers | None:

@@ -101,7 +101,7 @@ class ShortageWindow:
     def reason(self) -> str:
         """Return the resources that the node ran out of, in words; empty if none."""
         seen = self._seen()
-        without_disk = not self.on_disk or any(use.filled_the_disk() for use in self._uses)
+        without_disk = not self.on_disk or any(use.filled_the_disk for use in self._uses)
         out = self._excused | {"disk"} if without_disk else self._excused
         return "; ".join(words for cause, words in seen.items() if cause not in out)
 
@@ -378,7 +378,11 @@ class DiskUse:
         self._room = self._left()
         # with many files, measuring is too slow for the start of each rollout
         self._before = size_of_few(self._folder) or (0, 0)
-        self._filled = False
+        self.filled_the_disk = False
+        """True if the sandbox used at least half of the free bytes or inodes within a second of a full disk.
+
+        A sandbox with a folder that its own user cannot read also counts, because the folder can hide its usage.
+        """
         self._due = 0.0
         self._much_at = self._full_at = -math.inf
 
@@ -400,14 +404,7 @@ class DiskUse:
             ended = time.monotonic()
             # CPU time is counted, because on a busy machine most of the elapsed time is spent waiting for a processor
             self._due = ended + max(_MOST_OF_THE_TIME * (time.thread_time() - began), ended - now)
-        self._filled = self._filled or abs(self._much_at - self._full_at) < _NEAR_S
-
-    def filled_the_disk(self) -> bool:
-        """Return whether the sandbox used at least half of the free bytes or inodes within a second of a full disk.
-
-        A sandbox with a folder that its own user cannot read also counts, because the folder can hide its usage.
-        """
-        return self._filled
+        self.filled_the_disk = self.filled_the_disk or abs(self._much_at - self._full_at) < _NEAR_S
 
     def _takes_much(self) -> bool:
         found = size_of_few(self._folder)

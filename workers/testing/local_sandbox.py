@@ -49,56 +49,15 @@ MAX_OUTPUT = 10_000_000
 """Maximum bytes kept of each output stream of a command."""
 
 
-class LocalFiles:
-    """Relative paths start in `folder`; paths below `alias`, which need not exist, are mapped to it, too."""
+def _with_parent(place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
 
-    def __init__(self, folder: Path, alias: str) -> None:
-        self._folder = folder.resolve()
-        self._alias = alias
 
-    def _place(self, path: str) -> Path:
-        """Return a path's location on this machine. Raises ToolError if it is outside the sandbox."""
-        if not path or "\0" in path:
-            raise ToolError(f"{path!r}: Not a path")
-        relative = Path(path).relative_to(self._alias) if Path(path).is_relative_to(self._alias) else Path(path)
-        # An absolute path replaces the folder in the join.
-        place = self._folder / relative
-        if not Path(os.path.normpath(place)).is_relative_to(self._folder):
-            raise ToolError(f"{path}: No such file or directory in a local sandbox, which has only its working folder")
-        return place
-
-    def read(self, path: str) -> bytes:
-        """See `workers.plugins.interfaces.Sandbox.read_file`."""
-        with _translated_errors(path):
-            descriptor = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                _check(path, os.fstat(descriptor))
-                return file.read()
-
-    def write(self, path: str, data: bytes) -> None:
-        """See `workers.plugins.interfaces.Sandbox.write_file`."""
-        with _translated_errors(path):
-            place = self._place(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                _check(path, os.fstat(descriptor))
-                file.truncate()
-                file.write(data)
-
-    def upload(self, source: Path, path: str) -> None:
-        """See `workers.plugins.interfaces.Sandbox.upload`."""
-        with _translated_errors(path):
-            place = self._place(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(source, place)
-
-    def download(self, path: str, target: Path) -> None:
-        """See `workers.plugins.interfaces.Sandbox.download`."""
-        if target.exists() or target.is_symlink():
-            raise ToolError(f"{target} already exists on the node")
-        with _translated_errors(path):
-            _copy(self._place(path), target)
+def _unused(target: Path) -> Path:
+    if target.exists() or target.is_symlink():
+        raise ToolError(f"{target} already exists on the node")
+    return target
 
 
 def _check(path: str, status: os.stat_result) -> None:
@@ -129,17 +88,6 @@ def _may_be_copied(path: Path, top: Path) -> bool:
     if path.is_symlink():
         return not path.readlink().is_absolute() and Path(os.path.realpath(path)).is_relative_to(top)
     return path.is_dir() or path.is_file()
-
-
-@contextmanager
-def _translated_errors(path: str) -> Iterator[None]:
-    """Translate this machine's errors to messages about the sandbox's path."""
-    try:
-        yield
-    except shutil.Error as error:
-        raise ToolError(f"{path}: {error}") from error
-    except (OSError, RecursionError) as error:
-        raise ToolError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def started(
@@ -218,7 +166,7 @@ class LocalSandbox:
         for folder in (self.socket_folder, Path(self.workdir), self._place / "home"):
             folder.mkdir(mode=0o700, exist_ok=True)
         self._spec = spec
-        self._files = LocalFiles(Path(self.workdir), spec.workdir)
+        self._folder = Path(self.workdir).resolve()
         self.stopped = False
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -290,21 +238,48 @@ class LocalSandbox:
         self._check()
         return await open_kernel(self, name)
 
-    async def read_file(self, path: str) -> bytes:
+    @contextmanager
+    def _at(self, path: str) -> Iterator[Path]:
+        """Yield a path's location on this machine, and translate errors there. ToolError if it is outside the sandbox.
+
+        Relative paths start in the working folder; those below the spec's `workdir`, which need not exist, do, too.
+        """
         self._check()
-        return self._files.read(path)
+        if not path or "\0" in path:
+            raise ToolError(f"{path!r}: Not a path")
+        alias = self._spec.workdir
+        relative = Path(path).relative_to(alias) if Path(path).is_relative_to(alias) else Path(path)
+        # An absolute path replaces the folder in the join.
+        place = self._folder / relative
+        if not Path(os.path.normpath(place)).is_relative_to(self._folder):
+            raise ToolError(f"{path}: No such file or directory in a local sandbox, which has only its working folder")
+        try:
+            yield place
+        except shutil.Error as error:
+            raise ToolError(f"{path}: {error}") from error
+        except (OSError, RecursionError) as error:
+            raise ToolError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+    async def read_file(self, path: str) -> bytes:
+        with self._at(path) as place, os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            _check(path, os.fstat(file.fileno()))
+            return file.read()
 
     async def write_file(self, path: str, data: bytes) -> None:
-        self._check()
-        self._files.write(path, data)
+        with self._at(path) as place:
+            descriptor = os.open(_with_parent(place), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                _check(path, os.fstat(descriptor))
+                file.truncate()
+                file.write(data)
 
     async def upload(self, source: Path, path: str) -> None:
-        self._check()
-        self._files.upload(source, path)
+        with self._at(path) as place:
+            _copy(source, _with_parent(place))
 
     async def download(self, path: str, target: Path) -> None:
-        self._check()
-        self._files.download(path, target)
+        with self._at(path) as place:
+            _copy(place, _unused(target))
 
     async def stop(self) -> None:
         """Kill what it started, and remove its folder."""

@@ -58,15 +58,12 @@ class ImageSource(Protocol):
     @property
     def reference(self) -> str:
         """The name that users give it."""
-        ...
 
     def key(self) -> str:
         """Return the name of its content. Raises ImageError if it is missing. Blocks."""
-        ...
 
     def make(self, folder: Path) -> None:
         """Build the folder `root` in a folder. Raises ImageError. Blocks, possibly for minutes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,6 @@ class Zygote(ForkServerProcess):
         with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
             pipe.write(json.dumps(job).encode())
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def alive(self) -> bool:
         return self.process.poll() is None
 

@@ -222,17 +222,14 @@ class SandboxEntry(Protocol):
         Missing descriptors of 0, 1 and 2 are /dev/null. With `terminal`, descriptor 0 is its controlling terminal.
         Raises SandboxError if the sandbox is gone.
         """
-        ...
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
         """Return the data that a process of the farm needs to join the sandbox itself."""
-        ...
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]: ...
 
     def notices(self) -> LimitEvents:
         """Return the sandbox's limit events from now on."""
-        ...
 
     async def read_file(self, path: str) -> bytes: ...
 

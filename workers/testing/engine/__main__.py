@@ -27,7 +27,8 @@ def main() -> None:
         "farm engine --scripted",
         "A scripted engine, a double of an LLM server: it samples from a script, or random tokens.",
     ).parse_args()
-    run(options, lambda model_text: _engine(options, model_text))
+    values = {name: getattr(options, name) for name in _OF_ENGINE}
+    run(options, lambda model_text: ScriptedEngine(script_of(options), model_text=model_text, **values))
 
 
 def run(options: argparse.Namespace, engine: Callable[[Path], ScriptedEngine]) -> None:
@@ -50,11 +51,6 @@ def script_of(options: argparse.Namespace) -> Script | None:
     if options.random:
         return None
     return Script.read(options.book, options.seed) if options.book else Script([])
-
-
-def _engine(options: argparse.Namespace, model_text: Path) -> ScriptedEngine:
-    values = {name: getattr(options, name) for name in _OF_ENGINE}
-    return ScriptedEngine(script_of(options), model_text=model_text, **values)
 
 
 def option_parser(prog: str, description: str) -> argparse.ArgumentParser:

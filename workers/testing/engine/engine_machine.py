@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,32 +16,22 @@ from workers.testing.engine.vocabulary import Vocabulary
 from workers.testing.engine.web import RequestRefused, SamplingRequest
 
 
+@dataclass(eq=False)
 class Machine:
     """One model: `name`, `root`, the folder of its text files, and `context_tokens`, its context window."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        turn_source: TurnSource,
-        scheduler: Scheduler,
-        *,
-        name: str,
-        root: Path,
-        context_tokens: int,
-        seed: int = 0,
-    ) -> None:
-        self.vocabulary = vocabulary
-        self.turn_source = turn_source
-        self.scheduler = scheduler
-        self.name = name
-        self.root = root
-        self.context_tokens = context_tokens
-        self.healthy = True
-        self.experts: ExpertRouting | None = None
-        """The routing that it reports; None as on a server without the flag."""
-        self.loaded: list[str] = []
-        """The paths from which it was ordered to load weights."""
-        self._seed = seed
+    vocabulary: Vocabulary
+    turn_source: TurnSource
+    scheduler: Scheduler
+    name: str
+    root: Path
+    context_tokens: int
+    seed: int = 0
+    experts: ExpertRouting | None = None
+    """The routing that it reports; None as on a server without the flag."""
+    healthy: bool = True
+    loaded: list[str] = field(default_factory=list)
+    """The paths from which it was ordered to load weights."""
 
     def run(self, request: SamplingRequest, index: int = 0) -> EngineRun:
         """Return a run that has not started. Raises RequestRefused if the prompt leaves no room."""
@@ -66,7 +57,7 @@ class Machine:
         ids = np.concatenate([run.prompt, run.ids])
         n_prompt = len(run.prompt)
         logprobs = [
-            scored(ids[: n_prompt + span.end], n_prompt + span.start, span.version, self._seed) for span in run.spans
+            scored(ids[: n_prompt + span.end], n_prompt + span.start, span.version, self.seed) for span in run.spans
         ]
         return np.concatenate([np.zeros(0, np.float32), *logprobs])[begin:end]
 
@@ -84,14 +75,11 @@ class Machine:
         limit = room if request.max_tokens is None else min(room, request.max_tokens)
         ids = self.turn_source.turn(request.prompt, request.seed_of(index))
         if request.ignore_eos:
-            ids = np.concatenate([ids, self._endless(request.prompt, max(limit - len(ids), 0))])
+            draw, n = np.random.default_rng([self.seed, len(request.prompt)]), max(limit - len(ids), 0)
+            ids = np.concatenate([ids, draw.integers(0, self.vocabulary.n_plain, n, np.int32)])
         whole = not request.ignore_eos and len(ids) <= limit
         plan = SamplingPlan(ids[:limit], "stop" if whole else "length")
         return self._stopped(request, plan)
-
-    def _endless(self, prompt: TokenIds, n: int) -> TokenIds:
-        draw = np.random.default_rng([self._seed, len(prompt)])
-        return draw.integers(0, self.vocabulary.n_plain, n, np.int32)
 
     def _stopped(self, request: SamplingRequest, plan: SamplingPlan) -> SamplingPlan:
         ids = plan.ids

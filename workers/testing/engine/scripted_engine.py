@@ -89,8 +89,8 @@ class ScriptedEngine:
             root=self.root,
             context_tokens=context_tokens,
             seed=seed,
+            experts=experts,
         )
-        self.machine.experts = experts
         self.stream_tokens = stream_tokens
 
     def app(self) -> Starlette:

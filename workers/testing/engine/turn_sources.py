@@ -23,7 +23,6 @@ class TurnSource(Protocol):
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
         """Return all ids of the turn that follows this prompt, including its end."""
-        ...
 
 
 class ScriptTurns:

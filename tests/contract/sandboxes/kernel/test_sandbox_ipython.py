@@ -31,7 +31,7 @@ def kernel(sandbox: Sandbox, run: Run) -> Iterator[Kernel]:
 
 
 def _zygotes() -> list[int]:
-    return [zygote.pid for zygote in zygote_pool().living()]
+    return [zygote.process.pid for zygote in zygote_pool().living()]
 
 
 def value(kernel: Kernel, run: Run, expression: str) -> Any:

@@ -65,10 +65,10 @@ def test_growth_is_compared_with_the_free_space(
     write(folder, before)
     room(monkeypatch, left, files, counts_files=counted)
     use = DiskUse(folder, os.getpid())
-    assert not use.filled_the_disk()
+    assert not use.filled_the_disk
     write(folder, after)
     use.look(full=True)
-    assert use.filled_the_disk() is filled_the_disk
+    assert use.filled_the_disk is filled_the_disk
     use.close()
 
 
@@ -79,7 +79,7 @@ def test_files_that_were_removed_again_count(folder: Path, monkeypatch: pytest.M
     use.look(full=True)
     for path in (folder / "upper").iterdir():
         path.unlink()
-    assert use.filled_the_disk()
+    assert use.filled_the_disk
     use.close()
 
 
@@ -109,7 +109,7 @@ def test_files_shortly_before_or_after_the_disk_was_full_count(
         use.look(full=full)
         for path in (folder / "upper").iterdir():
             path.unlink()
-    assert use.filled_the_disk() is filled_the_disk
+    assert use.filled_the_disk is filled_the_disk
     use.close()
 
 
@@ -122,7 +122,7 @@ def test_closed_folder_hides_nothing(folder: Path) -> None:
     def filled() -> bool:
         use = DiskUse(folder, os.getpid())
         use.look(full=True)
-        return use.filled_the_disk()
+        return use.filled_the_disk
 
     assert as_ordinary_user(filled)
     closed.chmod(0o755)
