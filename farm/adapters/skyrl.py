@@ -38,7 +38,7 @@ from farm.adapters.single_row import (
     single_rows,
     with_experts,
 )
-from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of, option, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, check_count, instance_of
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest, NoTrainableRollouts
@@ -253,10 +253,7 @@ class FarmGenerator:
 
 def _option(config: Any, path: str) -> Any:
     """Return an option of SkyRL's configuration, None if missing; the model's own chat template is None."""
-    value = config
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return getattr(value, "name_or_path", None) if path == "chat_template" else value
+    return option(config, "chat_template.name_or_path" if path == "chat_template" else path)
 
 
 def _plain(values: Any) -> Mapping[str, Any]:

@@ -84,6 +84,13 @@ def _ours(name: str, value: Any) -> Any:
     return value
 
 
+def option(config: Any, path: str) -> Any:
+    """Return an option of a trainer's configuration by its path with dots; None if it is missing."""
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
 def limits_of(settings: Mapping[str, Any], **of_trainer: int | None) -> Limits:
     """Return the limits of a trainer's rollouts: the user's settings override the trainer's configuration.
 

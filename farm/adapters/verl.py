@@ -15,7 +15,7 @@ import numpy as np
 from farm.adapters.engine_bridge import EngineBridge, SampledByTrainer, known_parameters
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import reason_table, replayed, single_rows
-from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of, option, refuse_options
 from farm.errors import InvalidRequest
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
@@ -87,7 +87,7 @@ rows = VerlAdapter()
 
 def check_rollout_config(config: Any) -> None:
     """Raise InvalidRequest for an option of `actor_rollout_ref.rollout` that the farm's rollouts cannot follow."""
-    options = {_ROLLOUT + name: _option(config, name) for name in REFUSED}
+    options = {_ROLLOUT + name: option(config, name) for name in REFUSED}
     unchanged = {_ROLLOUT + name: value for name, value in _UNCHANGED.items()}
     refuse_options(options, unchanged, {_ROLLOUT + name: reason for name, reason in REFUSED.items()})
 
@@ -97,7 +97,7 @@ def experts_form(config: Any) -> tuple[int, int] | None:
 
     Raises InvalidRequest for a model without experts.
     """
-    if not _option(config.actor_rollout_ref.rollout, _REPLAY):
+    if not option(config.actor_rollout_ref.rollout, _REPLAY):
         return None
     from transformers import AutoConfig  # type: ignore[import-not-found, unused-ignore]
     from verl.utils.fs import copy_to_local
@@ -122,27 +122,20 @@ def rollout_request(
     sampled = {name: getattr(source, name) for name in ("temperature", "top_p", "top_k")}
     if experts is not None and not validate:
         sampled["routed_experts"] = experts[1]
-    if _option(config, "full_determinism"):
+    if option(config, "full_determinism"):
         sampled["seed"] = config.seed
-    chars, n_user = _option(config, "multi_turn.max_tool_response_length"), _option(config, "multi_turn.max_user_turns")
-    turns = (_option(config, "multi_turn.max_assistant_turns"), None if n_user is None else n_user + 1)
+    chars, n_user = option(config, "multi_turn.max_tool_response_length"), option(config, "multi_turn.max_user_turns")
+    turns = (option(config, "multi_turn.max_assistant_turns"), None if n_user is None else n_user + 1)
     limits = limits_of(
         settings,
         max_turns=min((each for each in turns if each), default=None),
         max_tokens=config.response_length,
         max_response_tokens=config.response_length,
-        max_row_tokens=min(config.prompt_length + config.response_length, _option(config, "max_model_len") or 2**31),
+        max_row_tokens=min(config.prompt_length + config.response_length, option(config, "max_model_len") or 2**31),
         max_observation_chars=None if chars == _OBSERVATION_CHARS else chars,
     )
     fields = {"sampling": _SAMPLING.params({**sampled, "repetition_penalty": 1.0})}
     return {name: value for name, value in fields.items() if name not in settings} | {"limits": limits}
-
-
-def _option(config: Any, path: str) -> Any:
-    value = config
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value
 
 
 def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class LocalFarm(Farm):
             raise InvalidRequest(
                 f"part {number} of {len(data)} bytes: there may be {_MAX_PARTS} of {PART_BYTES} bytes", field="part"
             )
-        write = partial(stored_archives.put_part, digest=digest, number=number, data=stored_archives.packed(data))
+        write = partial(stored_archives.put_part, digest=digest, number=number, data=artefacts.packed(data))
         write = partial(write, n_bytes=len(data))
         _written(self.store, write)
 

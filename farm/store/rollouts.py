@@ -141,14 +141,10 @@ class RunSummary:
     version_max: int | None = None
 
 
-_claimed = (
-    rollouts.c.batch_id,
-    rollouts.c.group_index,
-    rollouts.c.sample_index,
-    rollouts.c.policy_outcome,
-    rollouts.c.submission,
-    rollouts.c.queued_at,
-    rollouts.c.lease_expires_at,
+_claimed = tuple(
+    rollouts.c[
+        "batch_id", "group_index", "sample_index", "policy_outcome", "submission", "queued_at", "lease_expires_at"
+    ]
 )
 # The statements of the hot path are built once: building one costs more than running it, and would happen under the
 # write lock.
@@ -257,7 +253,7 @@ _finish = (
     )
 )
 _finish_as = _finish.values(finish_seq=bindparam("b_seq"))
-_newest_score = (
+newest_score = (
     select(rewards.c.value)
     .where(rewards.c.rollout_id == rollouts.c.rollout_id)
     .order_by(rewards.c.attempt.desc())
@@ -275,11 +271,11 @@ def ended_unscored(state: State, failure: Failure | None = None) -> dict[str, An
     kind, message = (failure.kind, failure.message) if failure is not None else (None, None)
     # a literal of another column's type would skip the type that makes text fit for the database
     why = literal(message, rollouts.c.failure_message.type)
-    never_scored = _newest_score.is_(None)
+    never_scored = newest_score.is_(None)
     return {
         "state": case((never_scored, state.value), else_=State.COMPLETED.value),
         "outcome": case((never_scored, kind or Outcome.CANCELLED.value), else_=rollouts.c.policy_outcome),
-        "reward": _newest_score,
+        "reward": newest_score,
         "failure_kind": case((never_scored, kind)),
         "failure_message": case((never_scored, why)),
         "finished_at": db_now(),

@@ -9,8 +9,7 @@ from dataclasses import asdict, replace
 from farm.errors import Conflict
 from farm.records.lending.sandbox_calls import ShellCall, ShellOutput
 from workers.plugins.interfaces import Shell, ShellResult
-from workers.sandboxes.processes.command_output import HeadTail
-from workers.sandboxes.shell.shell_session import SHOWN
+from workers.sandboxes.processes.command_output import SHOWN, HeadTail
 
 _LOOK_S = 0.5
 """Maximum interval between searches through the output of a program that does not pause."""

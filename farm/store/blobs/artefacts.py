@@ -21,12 +21,10 @@ from farm.store.sql.schema import ArtefactRow
 
 artefacts = ArtefactRow.__table__
 
-_LEVEL = 3
-
 
 def packed(data: bytes) -> bytes:
-    """Compress data to its stored form."""
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+    """Compress an artefact, or a part of a task archive, to its stored form."""
+    return zstandard.ZstdCompressor(level=3).compress(data)
 
 
 def keep(connection: Connection, held: Claim, name: str, media_type: str, n_bytes: int, data: bytes) -> bool:

@@ -19,11 +19,6 @@ KEPT_S = 86_400.0
 """Seconds that an unused archive is kept after its last upload, and a part of an incomplete archive."""
 
 
-def packed(data: bytes) -> bytes:
-    """Compress a part to its stored form."""
-    return zstandard.ZstdCompressor(level=3).compress(data)
-
-
 def state(connection: Connection, digest: str) -> tuple[int | None, Sequence[int]]:
     """Return the number of parts of a complete archive, None if it is incomplete, and the numbers of stored parts."""
     n_parts = connection.execute(select(archives.c.n_parts).filter_by(digest=digest)).scalar()
@@ -32,7 +27,7 @@ def state(connection: Connection, digest: str) -> tuple[int | None, Sequence[int
 
 
 def put_part(connection: Connection, digest: str, number: int, data: bytes, n_bytes: int) -> None:
-    """Store a part, `packed`, unless it exists or its archive is complete."""
+    """Store a part, `artefacts.packed`, unless it exists or its archive is complete."""
     if connection.execute(select(archives.c.digest).filter_by(digest=digest)).first() is not None:
         return
     key = {"digest": digest, "number": number}

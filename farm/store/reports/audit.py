@@ -33,7 +33,7 @@ from farm.ids import group_id
 from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Conservation, Count, Outcome, Stage, State, Violation
 from farm.store import rollout_counts
 from farm.store.retention.kept import RetentionLevel
-from farm.store.rollouts import attempts, batches, instances, rewards, rollouts
+from farm.store.rollouts import attempts, batches, instances, newest_score, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import DeliveryRow, SegmentRow
 
@@ -201,14 +201,6 @@ def _without(table: Table, other: Table, *conditions: ColumnElement[bool]) -> Co
     return ~_one_by_one(select(literal(1)).where(*same).correlate(table)).exists()
 
 
-_newest_score = (
-    select(rewards.c.value)
-    .where(rewards.c.rollout_id == _row.rollout_id)
-    .order_by(rewards.c.attempt.desc())
-    .limit(1)
-    .correlate(rollouts)
-    .scalar_subquery()
-)
 _under_way = attempts.c.finished_at.is_(None)
 _owners = and_(
     attempts.c.attempt == _row.attempt,
@@ -231,10 +223,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
     ("its reward is not finite", not_(_row.reward.between(-_LARGEST, _LARGEST))),
     (
         "its reward is not its newest score",
-        and_(
-            _completed,
-            or_(_newest_score.is_(None), _newest_score != _row.reward),
-        ),
+        and_(_completed, or_(newest_score.is_(None), newest_score != _row.reward)),
     ),
     (
         "it is completed, but its outcome is not one of the policy",

@@ -112,11 +112,15 @@ def _write_config(find: Callable[[], bytes], source: ImageSource, folder: Path) 
 
 
 @dataclass(frozen=True, slots=True)
-class _PathSource:
+class _Source:
     config: SandboxConfig
-    path: Path
     is_built: ClassVar[bool] = True
     is_whole: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class _PathSource(_Source):
+    path: Path
 
     @property
     def reference(self) -> str:
@@ -173,15 +177,12 @@ def _is_sif(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveSource:
+class ArchiveSource(_Source):
     """A tar file written by `docker save` or `skopeo copy`; `kind` is empty if it must be detected."""
 
-    config: SandboxConfig
     kind: str
     path: Path
     tag: str = ""
-    is_built: ClassVar[bool] = True
-    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -254,13 +255,10 @@ class ArchiveSource:
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrySource:
+class RegistrySource(_Source):
     """An image of a registry. Its name identifies its content: the registry is contacted only to build it."""
 
-    config: SandboxConfig
     reference: str
-    is_built: ClassVar[bool] = True
-    is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
         return digest("registry", _FORMAT, self.reference, version(self.config), owner(self.config.user))
@@ -292,14 +290,11 @@ class RegistrySource:
 
 
 @dataclass(frozen=True, slots=True)
-class DefinitionSource:
+class DefinitionSource(_Source):
     """A definition file, or a template of one with its values."""
 
-    config: SandboxConfig
     path: Path
     values: Mapping[str, str] = field(default_factory=dict)
-    is_built: ClassVar[bool] = True
-    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -348,14 +343,11 @@ _HOST_FILES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class HostSource:
+class HostSource(_Source):
     """The image `host`: the node's own system folders, read-only, with an /etc that reveals nothing about the node."""
 
-    config: SandboxConfig
     reference: ClassVar[str] = HOST
     is_built: ClassVar[bool] = False
-    is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
         copied = [Path("/etc", name) for name in _HOST_ETC]

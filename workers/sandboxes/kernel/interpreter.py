@@ -45,10 +45,6 @@ _POLL_S = 0.005
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 _MAX_ERROR = 200
 
-SHOWN = 200_000
-"""Maximum size of a cell's output that is returned, in bytes."""
-KEPT = 4_000_000
-"""Maximum size of longer output that is kept on disk, in bytes."""
 _BURST = 64_000_000
 _PORTION = 1_000_000
 _PERIOD_S = 0.01
@@ -409,7 +405,7 @@ class InterpreterOutput(OutputPipe):
 
     def __init__(self, scratch: Path) -> None:
         self._folder = scratch
-        self._kept = self._new_output()
+        self._kept = CommandOutput(scratch)
         self._allowed = _BURST
         self._resume: asyncio.TimerHandle | None = None
         super().__init__()
@@ -444,13 +440,10 @@ class InterpreterOutput(OutputPipe):
         fcntl.ioctl(self._read_end, termios.FIONREAD, waiting)
         if waiting[0]:
             self._read_chunk(waiting[0])
-        kept, self._kept, self._allowed = self._kept, self._new_output(), _BURST
+        kept, self._kept, self._allowed = self._kept, CommandOutput(self._folder), _BURST
         taken = kept.data().decode("utf-8", "replace"), kept.n_dropped, kept.full()
         kept.close()
         return taken
-
-    def _new_output(self) -> CommandOutput:
-        return CommandOutput(SHOWN, KEPT, self._folder)
 
     def close(self) -> None:
         self._kept.close()

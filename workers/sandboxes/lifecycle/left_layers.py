@@ -72,22 +72,31 @@ def unpack(config: SandboxConfig, name: str, data: bytes, max_bytes: int) -> Non
     """Make a packed layer a layer of this node, unless it exists already. Blocks. Raises SandboxError if it fails."""
     if layers.exists(config, name):
         return
-    new = layers.begin(config)
     try:
         ours, theirs = socket.socketpair()
-        with _job(config, "unpack", new / "files", theirs, max_bytes * _UNPACKED) as refused, ours:
+        with (
+            _new_layer(config, name) as files,
+            _job(config, "unpack", files, theirs, max_bytes * _UNPACKED) as refused,
+            ours,
+        ):
             # the other side reports why it stopped reading
             with contextlib.suppress(BrokenPipeError, ConnectionResetError), ours.makefile("wb", 0) as stream:
                 for chunk in zstandard.ZstdDecompressor().read_to_iter(data):
                     stream.write(chunk)
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_WR)
-            reason = refused()
-        if reason:
-            raise SandboxError(f"layer {name} cannot be unpacked: {reason}")
+            if reason := refused():
+                raise SandboxError(f"layer {name} cannot be unpacked: {reason}")
     except zstandard.ZstdError as error:
-        remove(new)
         raise SandboxError(f"layer {name} cannot be unpacked: {error}") from error
+
+
+@contextlib.contextmanager
+def _new_layer(config: SandboxConfig, name: str) -> Iterator[Path]:
+    """Yield the folder for the files of a new layer, which appears if the block ends without an error."""
+    new = layers.begin(config)
+    try:
+        yield new / "files"
     except BaseException:
         remove(new)
         raise
@@ -108,21 +117,15 @@ def copy(config: SandboxConfig, files: Path, name: str, max_bytes: int) -> None:
 
     Raises LayerTooLarge, or another SandboxError.
     """
-    new = layers.begin(config)
-    try:
-        one, other = socket.socketpair()
-        with (
-            _job(config, "pack", files, one, max_bytes) as packing,
-            _job(config, "unpack", new / "files", other, max_bytes) as unpacking,
-        ):
-            reason = packing() or unpacking()
-        if reason:
+    one, other = socket.socketpair()
+    with (
+        _new_layer(config, name) as copied,
+        _job(config, "pack", files, one, max_bytes) as packing,
+        _job(config, "unpack", copied, other, max_bytes) as unpacking,
+    ):
+        if reason := packing() or unpacking():
             error_type = LayerTooLarge if reason.startswith("LayerRefused") else SandboxError
             raise error_type(f"the files of a sandbox cannot be copied: {reason}")
-    except BaseException:
-        remove(new)
-        raise
-    layers.publish(new, name)
 
 
 def restore(config: SandboxConfig, name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+SHOWN = 200_000
+"""Maximum size of an output that is returned, in bytes."""
+KEPT = 4_000_000
+"""Maximum size of longer output that is kept on disk, in bytes."""
+
 
 def gap(n_dropped: int) -> bytes:
     """Return the line that replaces omitted bytes."""
@@ -48,7 +53,7 @@ class HeadTail:
 class CommandOutput:
     """Shows at most `shown` bytes (at least 2) and keeps at most `kept`; of longer output, head and tail."""
 
-    def __init__(self, shown: int, kept: int, folder: Path) -> None:
+    def __init__(self, folder: Path, shown: int = SHOWN, kept: int = KEPT) -> None:
         self._shown = HeadTail(shown)
         self._limit = shown // 2 * 2
         self._kept = kept

@@ -24,11 +24,6 @@ from workers.sandboxes.processes.sandbox_process import SandboxEntry, SandboxPro
 from workers.sandboxes.shell.shell_protocol import CommandEnd, death, end, may_redirect, protocol, ready
 from workers.sandboxes.shell.terminal import Terminal, reads_its_input
 
-SHOWN = 200_000
-"""Maximum size of a command's output that is returned, in bytes."""
-KEPT = 4_000_000
-"""Maximum size of longer output that is kept on disk, in bytes."""
-
 _BIG_COMMAND = 2048
 _RECORD, _RECORDS = 4096, 4_000_000
 _CHUNK = 65536
@@ -86,13 +81,13 @@ class ShellSession:
         self._wants_terminal = False
         self._stored = False
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle
         self._watch: asyncio.TimerHandle | None = None
         self._watching = False
         self._watches_later = False
         self._chatter = HeadTail(2000)
         self._folder = entry.config.scratch
-        self._output = self._new_output()
+        self._output = CommandOutput(self._folder)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @classmethod
@@ -166,8 +161,7 @@ class ShellSession:
                 # one timer for both steps, because most commands end before either
                 self._timer = self._loop.call_later(_UNWATCHED_S, self._watch_until, deadline)
             else:
-                self._watch_now()
-                self._timer = self._loop.call_at(deadline, self._wake)
+                self._watch_until(deadline)
             try:
                 await waiter
             finally:
@@ -176,13 +170,10 @@ class ShellSession:
         return self.ended
 
     def _watch_until(self, deadline: float) -> None:
-        self._watch_now()
-        self._timer = self._loop.call_at(deadline, self._wake)
-
-    def _watch_now(self) -> None:
         if self._watches_later:
             self._watches_later = False
             self._watch_output()
+        self._timer = self._loop.call_at(deadline, self._wake)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -229,14 +220,11 @@ class ShellSession:
         output = self._output
         if not output.n_bytes:
             return OutputChunk("", 0, None)
-        self._output = self._new_output()
+        self._output = CommandOutput(self._folder)
         text = self._decoder.decode(output.data(), final=self.ended is not None)
         taken = OutputChunk(text, output.n_dropped, output.full())
         output.close()
         return taken
-
-    def _new_output(self) -> CommandOutput:
-        return CommandOutput(SHOWN, KEPT, self._folder)
 
     def _read_records(self) -> None:
         self._receive()

@@ -97,15 +97,8 @@ def file_reader(layout: Path) -> ReadFile:
 
 def member_reader(archive: tarfile.TarFile) -> ReadFile:
     """Return a function that reads files of an archive."""
-    members = {member.name.removeprefix("./"): member for member in archive}
-
-    def read(path: str) -> bytes:
-        file = archive.extractfile(members[path])
-        if file is None:
-            raise ValueError(f"{path} of the archive is not a file")
-        return file.read()
-
-    return read
+    members = {member.name.removeprefix("./"): member.name for member in archive}
+    return lambda path: _member(archive, members[path]).read()
 
 
 def clear(layout: Path, tag: str = "") -> str:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from testkit.scratch_folder import sandbox_config
-from workers.sandboxes.kernel.interpreter import KEPT, SHOWN, InterpreterOutput
+from workers.sandboxes.kernel.interpreter import InterpreterOutput
+from workers.sandboxes.processes.command_output import KEPT, SHOWN
 
 
 @asynccontextmanager

@@ -11,14 +11,14 @@ from workers.sandboxes.processes.command_output import CommandOutput
 
 
 def test_short_output_is_shown_and_uses_no_disk(tmp_path: Path) -> None:
-    output = CommandOutput(10, 100, tmp_path / "none")
+    output = CommandOutput(tmp_path / "none", 10, 100)
     output.add(b"0123456789")
     assert (output.data(), output.full(), output.n_dropped) == (b"0123456789", None, 0)
     assert not (tmp_path / "none").exists()
 
 
 def test_long_output_is_stored_in_addition(tmp_path: Path) -> None:
-    output = CommandOutput(4, 100, tmp_path)
+    output = CommandOutput(tmp_path, 4, 100)
     for chunk in (b"ab", b"cde", b"f"):
         output.add(chunk)
     assert output.data() == b"ab\n[... 2 bytes left out ...]\nef"
@@ -30,7 +30,7 @@ def test_long_output_is_stored_in_addition(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(chunks=st.lists(st.binary(max_size=40)), shown=st.integers(2, 20), kept=st.integers(2, 60))
 def test_result_does_not_depend_on_the_chunks(chunks: list[bytes], shown: int, kept: int, tmp_path: Path) -> None:
-    output = CommandOutput(shown, kept, tmp_path)
+    output = CommandOutput(tmp_path, shown, kept)
     for chunk in chunks:
         output.add(chunk)
     whole = b"".join(chunks)
@@ -48,7 +48,7 @@ def test_result_does_not_depend_on_the_chunks(chunks: list[bytes], shown: int, k
 
 
 def test_no_file_is_left_in_the_folder(tmp_path: Path) -> None:
-    output = CommandOutput(4, 100, tmp_path)
+    output = CommandOutput(tmp_path, 4, 100)
     output.add(b"x" * 50)
     assert list(tmp_path.iterdir()) == [], "not even while it is written"
     output.close()
@@ -57,7 +57,7 @@ def test_no_file_is_left_in_the_folder(tmp_path: Path) -> None:
 def test_full_disk_loses_only_the_stored_output(tmp_path: Path) -> None:
     place = tmp_path / "no-folder"
     place.write_text("")
-    output = CommandOutput(4, 100, place)
+    output = CommandOutput(place, 4, 100)
     output.add(b"abcdef")
     output.add(b"g")
     assert (output.data(), output.full(), output.n_dropped) == (b"ab\n[... 3 bytes left out ...]\nfg", None, 3)
@@ -70,7 +70,7 @@ def n_open() -> int:
 def test_descriptors_are_closed(tmp_path: Path) -> None:
     before = n_open()
     for _ in range(20):
-        output = CommandOutput(4, 100, tmp_path)
+        output = CommandOutput(tmp_path, 4, 100)
         output.add(b"x" * 50)
         output.full()
         output.close()
