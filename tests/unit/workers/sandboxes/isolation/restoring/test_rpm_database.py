@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.apptainer import HOME
-from workers.sandboxes.isolation.restoring.package_records import files_of, recorded
+from workers.sandboxes.isolation.restoring.footprint import files_of, recorded
 
 DATA = Path(__file__).parents[5] / "data/rpm"
 NAME = "rpmdb.sqlite"
