@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -130,6 +130,7 @@ class FarmRuntime:
         self, rollouts: GatheredRollouts, submission: TaskSubmission, limit_s: float | None
     ) -> RemoteTaskResult:
         began = time.monotonic()
+        ids = {"session_id": submission.session_id, "task_id": submission.task_id}
         started: StartedRollout | None = None
         try:
             started = rollouts.start(self._on_session(submission), self._request)
@@ -141,14 +142,14 @@ class FarmRuntime:
             rollouts.abandon(started)
             waited_s = time.monotonic() - began
             name = f"rollout {started.rollout_id}" if started.rollout_id else "a task that was not submitted yet"
-            return _broken(submission, f"{name}: no end in {waited_s:.1f} s, waiting for a node included", waited_s)
+            return _broken(ids, f"{name}: no end in {waited_s:.1f} s, waiting for a node included", waited_s)
         except asyncio.CancelledError:
             if started is not None:
                 rollouts.abandon(started)
             raise
         except Exception as error:
-            return _broken(submission, f"{type(error).__name__}: {error}", time.monotonic() - began)
-        return _result(submission, rollout, calls, time.monotonic() - began)
+            return _broken(ids, f"{type(error).__name__}: {error}", time.monotonic() - began)
+        return _result(ids, rollout, calls, time.monotonic() - began)
 
     def _on_session(self, submission: TaskSubmission) -> Instance:
         """Return the instance of a task with the engine of its session. Raises ValueError for a wrong address."""
@@ -201,20 +202,18 @@ def reason_name(outcome: Outcome, calls: Sequence[ModelCall]) -> str:
     return _REASONS[outcome]
 
 
-def _result(
-    submission: TaskSubmission, rollout: Rollout, calls: Sequence[ModelCall], elapsed_s: float
-) -> RemoteTaskResult:
+def _result(ids: Mapping[str, str], rollout: Rollout, calls: Sequence[ModelCall], elapsed_s: float) -> RemoteTaskResult:
+    """Return rLLM's result for a rollout with these ids of a session and a task."""
     details = {"rollout_id": rollout.rollout_id, "outcome": str(rollout.outcome or ""), "attempt": rollout.attempt}
     if not rollout.trainable:
         failure = f": {rollout.failure.message}" if rollout.failure else ""
         error = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{failure}"
-        return _broken(submission, error, elapsed_s, metadata={"farm": details})
+        return _broken(ids, error, elapsed_s, metadata={"farm": details})
     from rllm.engine.remote_runtime.protocol import RemoteTaskResult  # type: ignore[import-not-found, unused-ignore]
 
     return RemoteTaskResult(
         finished=True,
-        session_id=submission.session_id,
-        task_id=submission.task_id,
+        **ids,
         reward=rollout.reward,
         termination_reason=_reason(reason_name(rollout.outcome or Outcome.SUBMITTED, calls)),
         elapsed=elapsed_s,
@@ -224,15 +223,14 @@ def _result(
 
 
 def _broken(
-    submission: TaskSubmission, error: str, elapsed_s: float, metadata: dict[str, Any] | None = None
+    ids: Mapping[str, str], error: str, elapsed_s: float, metadata: dict[str, Any] | None = None
 ) -> RemoteTaskResult:
     """Return rLLM's result for a rollout without a score: `ERROR`, so that one of its filters leaves out all such."""
     from rllm.engine.remote_runtime.protocol import RemoteTaskResult  # type: ignore[import-not-found, unused-ignore]
 
     return RemoteTaskResult(
         finished=False,
-        session_id=submission.session_id,
-        task_id=submission.task_id,
+        **ids,
         reward=None,
         error=error,
         termination_reason=_reason("ERROR"),
@@ -248,21 +246,11 @@ def _reason(name: str) -> Any:
     return TerminationReason[name]
 
 
-@dataclass(slots=True)
-class _Session:
-    """A task without a session, for results of rollouts only."""
-
-    session_id: str
-    task_id: str
-    inference_url: str = ""
-    task: dict[str, Any] = field(default_factory=dict)
-
-
 class RllmResults:
     """A `farm.adapters.protocol.ResultAdapter`: results as returned by `FarmRuntime`, whose tokens rLLM keeps."""
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> RemoteTaskResult:
-        return _result(_Session(rollout.rollout_id, rollout.group_id), rollout, calls, 0.0)
+        return _result({"session_id": rollout.rollout_id, "task_id": rollout.group_id}, rollout, calls, 0.0)
 
     def read_result(self, result: RemoteTaskResult, /) -> TrainerResult:
         return TrainerResult(

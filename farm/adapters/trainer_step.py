@@ -355,9 +355,7 @@ def remove_silent_servers(client: Farm, runs: str) -> None:
 
 def _routed(request: BatchRequest) -> bool:
     """Return whether a request has a dedicated engine, and so uses none of the farm's."""
-    return bool(getattr(request, "engine_url", "")) or any(
-        getattr(each, "engine_url", "") for each in request.instances
-    )
+    return any(each.engine_url for each in (request, *request.instances))
 
 
 @dataclass

@@ -140,8 +140,15 @@ class FarmRolloutFunc:
         check_count(len(rollouts), len(prompts))
         # one process of several may have no training row while others have; then its rows have no numeric reward
         fallback = None if int(trainer.accelerator.num_processes) == 1 else 0.0
-        limits = self._limits(trainer)
-        return _output(rows_of_step(rollouts, limits=limits, pad_id=_pad_id(trainer), fallback=fallback))
+        limits = RowLimits(
+            response_tokens=trainer.args.max_completion_length,
+            vocabulary=_vocabulary(trainer),
+            too_long=self.too_long,
+            response_option="max_completion_length",
+        )
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        pad_id = int(tokenizer.eos_token_id)
+        return _output(rows_of_step(rollouts, limits=limits, pad_id=pad_id, fallback=fallback))
 
     def _instance(self, prompt: Prompt) -> Instance:
         if callable(self.instances):
@@ -165,14 +172,6 @@ class FarmRolloutFunc:
             push(trainer, ())
         self._pushed = step
         trainer.accelerator.wait_for_everyone()
-
-    def _limits(self, trainer: Any) -> RowLimits:
-        return RowLimits(
-            response_tokens=trainer.args.max_completion_length,
-            vocabulary=_vocabulary(trainer),
-            too_long=self.too_long,
-            response_option="max_completion_length",
-        )
 
 
 def trl_request(args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,11 +205,6 @@ def _vocabulary(trainer: Any) -> int | None:
     config = trainer.accelerator.unwrap_model(trainer.model).config
     size = getattr(config, "vocab_size", None) or getattr(getattr(config, "text_config", None), "vocab_size", None)
     return None if size is None else int(size)
-
-
-def _pad_id(trainer: Any) -> int:
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    return int(tokenizer.eos_token_id)
 
 
 def _empty() -> dict[str, list[Any]]:

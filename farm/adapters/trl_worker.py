@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, cast
 
@@ -101,7 +101,9 @@ class FarmRolloutWorker:
         n_samples = int(args.num_generations)
         if n_samples < 2:
             raise InvalidRequest("a group needs at least two samples to compare", field="num_generations")
-        n_groups = n_groups_in_flight or _groups_in_flight(args.max_inflight_tasks, n_samples)
+        # with -1 TRL leaves it to the worker
+        n_of_args = max(1, args.max_inflight_tasks // n_samples) if args.max_inflight_tasks > 0 else _GROUPS_IN_FLIGHT
+        n_groups = n_groups_in_flight or n_of_args
         # the trainer requests no steps, so only the rules for groups apply
         rules = CollectingOptions(1, filter_groups=filter_groups, min_samples=min_samples, max_staleness=None)
         self._least = rules.check_samples(n_samples)
@@ -206,11 +208,7 @@ def _sampler(instances: Iterable[Instance] | InstanceSampler) -> InstanceSampler
     return ShuffledInstances(list(instances), shuffle=False)
 
 
-def _groups_in_flight(n_tasks: int, n_samples: int) -> int:
-    """Convert TRL's number of tasks in flight to groups; -1 leaves it to the worker."""
-    return max(1, n_tasks // n_samples) if n_tasks > 0 else _GROUPS_IN_FLIGHT
-
-
+@dataclass
 class FarmWeightTransfer:
     """A `WeightTransferProtocol` of AsyncGRPOTrainer: each sync is a weight update of the farm's engines.
 
@@ -218,18 +216,12 @@ class FarmWeightTransfer:
     trainer's, from 1 for the first sync.
     """
 
-    def __init__(
-        self,
-        client: Farm,
-        push: Callable[[Sequence[StoredEngine], Iterator[tuple[str, Any]]], object],
-        mode: PauseMode = "keep",
-    ) -> None:
-        self._client = client
-        self._push = push
-        self._mode = mode
-        self._version = 0
-        self._update = ExitStack()
-        self._engines: Sequence[StoredEngine] = ()
+    client: Farm
+    push: Callable[[Sequence[StoredEngine], Iterator[tuple[str, Any]]], object]
+    mode: PauseMode = "keep"
+    _version: int = field(default=0, init=False)
+    _update: ExitStack = field(default_factory=ExitStack, init=False)
+    _engines: Sequence[StoredEngine] = field(default=(), init=False)
 
     def init_weight_transfer(self) -> None:
         """Do nothing: the farm knows its engines."""
@@ -237,12 +229,12 @@ class FarmWeightTransfer:
     def pause(self) -> None:
         """Pause the engines for the next version."""
         self._version += 1
-        self._engines = self._update.enter_context(self._client.weight_update(self._version, self._mode))
+        self._engines = self._update.enter_context(self.client.weight_update(self._version, self.mode))
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Push the weights. If that fails, the engines stay paused, as they may be half written."""
         try:
-            self._push(self._engines, iterator)
+            self.push(self._engines, iterator)
         except BaseException as error:
             self._update.__exit__(type(error), error, error.__traceback__)
             raise

@@ -64,7 +64,8 @@ class SlurmPool(BaseModel):
         """Numbers of rollouts that a node starts, runs and scores at a time."""
         run = 8 * self.cpus
         if self.mem:
-            run = max(1, min(run, math.floor(_megabytes(self.mem) / _RUN_MB)))
+            megabytes = float(self.mem.rstrip("KMGT")) * _UNITS.get(self.mem[-1], 1)
+            run = max(1, min(run, math.floor(megabytes / _RUN_MB)))
         return self.init_slots or max(1, self.cpus // 2), self.run_slots or run, self.eval_slots or self.cpus
 
     @property
@@ -76,10 +77,6 @@ class SlurmPool(BaseModel):
 Pools = dict[str, SlurmPool]
 _pools = TypeAdapter(Pools)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
-
-
-def _megabytes(text: str) -> float:
-    return float(text.rstrip("KMGT")) * _UNITS.get(text[-1], 1)
 
 
 def checked(tables: object, place: str) -> Pools:

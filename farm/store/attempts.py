@@ -80,7 +80,7 @@ def end_attempt(
     suspicion = group.suspicion(connection, held, failure, retry_settings.node_timeout_s)
     again, counted, spent = _counted(budgets, decision.budget)
     if suspicion is None and again:
-        n = counted.get(_counter(decision.budget), 0)
+        n = next(iter(counted.values()), 0)
         wait_s = pause_s(decision.budget, n, retry_settings.retry_s)
         requeued = transitions.requeue(connection, held, failure, counted | {"ready_at": db_now() + wait_s})
         return AttemptEnd(failure, wait_s) if requeued else None
@@ -96,22 +96,14 @@ def _budgets(connection: Connection, held: Claim) -> dict[str, int] | None:
     """Return the counters of a rollout and their limits; None if the attempt is over."""
     statement = (
         select(
-            rollouts.c.n_failures,
-            rollouts.c.n_lost,
-            rollouts.c.n_restarts,
-            batches.c.max_attempts,
-            batches.c.max_losses,
-            batches.c.quarantine_after,
+            *rollouts.c["n_failures", "n_lost", "n_restarts"],
+            *batches.c["max_attempts", "max_losses", "quarantine_after"],
         )
         .join(batches, batches.c.batch_id == rollouts.c.batch_id)
         .where(rollouts.c.rollout_id == held.rollout_id, rollouts.c.attempt == held.attempt)
     )
     row = connection.execute(statement).one_or_none()
     return None if row is None else row._asdict()
-
-
-def _counter(budget: Budget) -> str:
-    return _SPENT[budget][0] if budget in _SPENT else ""
 
 
 def _counted(budgets: Mapping[str, int], budget: Budget) -> tuple[bool, dict[str, Any], str]:

@@ -123,20 +123,9 @@ def _check_archives(connection: Connection, request: BatchRequest) -> None:
 
 
 def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> Iterator[dict[str, Any]]:
-    fresh = {
-        "stage": Stage.INIT.value,
-        "state": State.QUEUED.value,
-        "attempt": 1,
-        "n_failures": 0,
-        "n_lost": 0,
-        "queued_at": now,
-        "ready_at": now,
-        "resend_at": now,
-        "n_sends": 0,
-        "n_turns": 0,
-        "n_response_tokens": 0,
-        "submitted_at": now,
-    }
+    counts = dict.fromkeys(("n_failures", "n_lost", "n_sends", "n_turns", "n_response_tokens"), 0)
+    times = dict.fromkeys(("queued_at", "ready_at", "resend_at", "submitted_at"), now)
+    fresh = {"stage": Stage.INIT.value, "state": State.QUEUED.value, "attempt": 1, **counts, **times}
     for group, instance in enumerate(request.instances):
         for sample in range(request.n_samples):
             yield fresh | {

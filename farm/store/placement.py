@@ -179,9 +179,7 @@ def assigned_starts(connection: Connection, node: str) -> list[UpcomingStart]:
         .group_by(rollouts.c.batch_id, rollouts.c.group_index)
         .order_by(func.min(rollouts.c.queued_at), rollouts.c.group_index)
     )
-    return [
-        UpcomingStart(batch_id, group_index, n) for batch_id, group_index, n in connection.execute(statement).tuples()
-    ]
+    return [UpcomingStart(*row) for row in connection.execute(statement)]
 
 
 def _in_order_of_id(stage_messages: Sequence[StageMessage]) -> Sequence[StageMessage]:

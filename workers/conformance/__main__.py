@@ -125,9 +125,8 @@ def summary_of(verdicts: Sequence[PromiseResult], promises: Sequence[Promise]) -
 
 
 def _list_of(promises: Sequence[Promise]) -> Table:
-    table = Table(box=None, pad_edge=False, title=f"{len(promises)} of {len(PROMISES)} promises", title_justify="left")
-    for heading in ("group", "promise", "what it says"):
-        table.add_column(heading)
+    title = f"{len(promises)} of {len(PROMISES)} promises"
+    table = Table("group", "promise", "what it says", box=None, pad_edge=False, title=title, title_justify="left")
     for promise in promises:
         table.add_row(promise.group.replace("_", " "), promise.name, escape(promise.statement))
     return table

@@ -159,13 +159,9 @@ class EpisodeConnection:
             if "ask" not in reply:
                 raise self._failed(reply, what)
             # The time of another LLM is not charged to the environment.
-            message = await self._answered_ask(reply, what, ask)
-
-    async def _answered_ask(self, request: Mapping[str, Any], what: str, ask: Ask) -> Mapping[str, Any]:
-        messages = self._messages(request.get("messages"), f"{what}: ask()")
-        text = await ask(str(request["ask"]), messages)
-        self.heard.append(text)
-        return {"text": text}
+            messages = self._messages(reply.get("messages"), f"{what}: ask()")
+            message = {"text": await ask(str(reply["ask"]), messages)}
+            self.heard.append(message["text"])
 
     async def _receive(self, what: str) -> Mapping[str, Any]:
         try:

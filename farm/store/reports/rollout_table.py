@@ -109,23 +109,17 @@ def page(connection: Connection, batch_id: str, wanted: RolloutFilter, after: st
 
 def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     """Return the conditions of a filter; ended rollouts, unless its `state` names an open state."""
-    result: list[ColumnElement[bool]] = []
-    if wanted.is_of_live:
-        result.append(_row.finish_seq.is_(None))
-    else:
-        result.append(_row.finish_seq.is_not(None))
-    if wanted.state is not None:
-        result.append(_row.state == wanted.state.value)
-    if wanted.outcome is not None:
-        result.append(_row.outcome == wanted.outcome.value)
+    result: list[ColumnElement[bool]] = [
+        _row.finish_seq.is_(None) if wanted.is_of_live else _row.finish_seq.is_not(None)
+    ]
+    enums = ((_row.state, wanted.state), (_row.outcome, wanted.outcome), (_row.failure_kind, wanted.failure))
+    result += [column == value.value for column, value in enums if value is not None]
     if wanted.ours is not None:
         result.append(_row.outcome.in_(_OURS if wanted.ours else _POLICYS))
-    if wanted.failure is not None:
-        result.append(_row.failure_kind == wanted.failure.value)
     if wanted.message:
         result.append(_row.failure_message.contains(wanted.message, autoescape=True))
-    equal = {"data_source": wanted.data_source, "instance_id": wanted.instance_id, "node": wanted.node}
-    result += [_row[name] == value for name, value in equal.items() if value]
+    texts = ((_row.data_source, wanted.data_source), (_row.instance_id, wanted.instance_id), (_row.node, wanted.node))
+    result += [column == text for column, text in texts if text]
     if wanted.group is not None:
         result.append(_row.group_index == wanted.group)
     if wanted.engine:
@@ -169,9 +163,8 @@ def _by_value(statement: Select[Any], wanted: RolloutFilter, after: str) -> Sele
         beyond = column > value if wanted.ascending else column < value
         behind = _row.rollout_id > rollout_id if wanted.ascending else _row.rollout_id < rollout_id
         statement = statement.where(or_(beyond, and_(column == value, behind)))
-    if wanted.ascending:
-        return statement.order_by(column, _row.rollout_id)
-    return statement.order_by(column.desc(), _row.rollout_id.desc())
+    order = (column, _row.rollout_id)
+    return statement.order_by(*(order if wanted.ascending else (each.desc() for each in order)))
 
 
 def _by_place(statement: Select[Any], after: str) -> Select[Any]:

@@ -302,13 +302,9 @@ def _remove_rollouts(connection: Connection, batch: PrunedBatch, ids: Sequence[s
             earlier = and_(table.c.rollout_id.in_(ids), table.c.attempt < _newest_attempt(table))
             n += _delete(connection, table, earlier)
         return n
-    tables = (
-        call_experts,
-        model_calls,
-        segment_rows,
-        attempts,
-        *((rewards,) if batch.kept is RetentionLevel.NOTHING else ()),
-    )
+    tables = [call_experts, model_calls, segment_rows, attempts]
+    if batch.kept is RetentionLevel.NOTHING:
+        tables.append(rewards)
     n += sum(_delete(connection, table, table.c.rollout_id.in_(ids)) for table in tables)
     n += _delete(connection, annotation_rows, of_tokens(ids))
     if batch.kept is RetentionLevel.NOTHING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Table, delete, event, insert, update
+from sqlalchemy import Connection, delete, event, insert, update
 
 from farm.errors import NotFound
 from farm.ids import RolloutRef
@@ -134,7 +134,7 @@ def sqlite_audited(sqlite_store: Store) -> tuple[Store, str]:
 def test_violations_in_other_tables_are_found(store: Store) -> None:
     batch_id = one_of_each(store)
     done = f"{batch_id}.0.0"
-    rows, deliveries = SegmentRow.__table__, cast(Table, DeliveryRow.__table__)
+    rows, deliveries = SegmentRow.__table__, DeliveryRow.__table__
     score = {"rollout_id": done, "attempt": 2, "value": 1.0, "details": {}, "evaluator": "x", "created_at": 0.0}
     read = {"batch_id": batch_id, "consumer": "trainer", "cursor": 99, "acknowledged_at": 0.0}
     faults: list[tuple[Any, str]] = [

@@ -110,8 +110,7 @@ async def tools_survive_a_lack_of_descriptors(trial: PromiseTrial) -> None:
         same((await shell.run("echo fine", 20)).output, "fine\n", "what a shell says")
         await sandbox.write_file("own", b"own")
         same(await sandbox.read_file("own"), b"own", "what a file holds")
-    three = await trial.start()
-    same(await trial.sh("echo fine", three), "fine\n", "what a new sandbox says")
+    same(await trial.sh("echo fine", await trial.start()), "fine\n", "what a new sandbox says")
 
 
 @promise("python3", time_s=120)

@@ -151,8 +151,7 @@ async def little_memory_is_left_behind(trial: PromiseTrial) -> None:
 @promise("python3", time_s=120)
 async def shell_survives_the_memory_limit(trial: PromiseTrial) -> None:
     """A memory hog in a shell is ended, the result says so, and the shell takes the next command."""
-    one = await trial.start(limits=_SMALL)
-    shell = await trial.shell(one)
+    shell = await trial.shell(await trial.start(limits=_SMALL))
     await shell.run("cd /usr", 10)
     names(await shell.run(f'python3 -c "{_HOG}"', _ENDS_S), "memory")
     names(await shell.run("x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done", _ENDS_S), "memory", "allocate")
@@ -162,8 +161,7 @@ async def shell_survives_the_memory_limit(trial: PromiseTrial) -> None:
 @promise("python3", time_s=120)
 async def kernel_survives_the_memory_limit(trial: PromiseTrial) -> None:
     """A memory hog in a cell is ended, the result says so, and the kernel takes the next cell."""
-    one = await trial.start(limits=_SMALL)
-    kernel = await trial.kernel(one)
+    kernel = await trial.kernel(await trial.start(limits=_SMALL))
     result = await kernel.run(_HOG, _ENDS_S)
     names(result, "memory")
     assert result.error or result.restarted, f"the cell seems to have ended well: {result}"

@@ -65,9 +65,8 @@ _REFUSALS = {"EPERM", "EACCES", "ENOSYS", "ENOSPC", "EUSERS"}
 
 
 async def _refused(trial: PromiseTrial, *names: str) -> None:
-    one = await trial.start()
     answers = await trial.python(
-        program("try_system_calls"), json.dumps({name: _CALLS[name] for name in names}), on=one
+        program("try_system_calls"), json.dumps({name: _CALLS[name] for name in names}), on=await trial.start()
     )
     results = dict(line.split() for line in answers.splitlines())
     same(set(results), set(names), "the calls that were tried")
@@ -158,8 +157,7 @@ async def limits_cannot_be_raised(trial: PromiseTrial) -> None:
 async def root_has_no_rights_outside(trial: PromiseTrial) -> None:
     """Commands inside are root there; on the node they belong to an ordinary user."""
     same(await trial.sh("id -u"), "0\n", "the user id inside")
-    one = await trial.start()
-    await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", one)
+    await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", await trial.start())
     await trial.until_asleep()
     for pid in trial.sleepers():
         status = Path(f"/proc/{pid}/status").read_text()

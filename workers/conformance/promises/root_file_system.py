@@ -74,13 +74,12 @@ async def image_folders_can_be_replaced(trial: PromiseTrial) -> None:
 @promise("python3")
 async def folders_can_be_exchanged(trial: PromiseTrial) -> None:
     """A rename over an empty folder, and over a file, replaces it in one step."""
-    one = await trial.start()
     code = """
 import os
 os.makedirs("a/sub"); os.mkdir("b"); os.rename("a", "b"); print(os.listdir("b"), os.path.exists("a"))
 open("x", "w").write("x"); open("y", "w").write("y"); os.replace("x", "y"); print(open("y").read())
 """
-    same(await trial.python(code, on=one), "['sub'] False\nx\n", "what is left after the renames")
+    same(await trial.python(code, on=await trial.start()), "['sub'] False\nx\n", "what is left after the renames")
 
 
 @promise()
@@ -113,7 +112,6 @@ async def packages_can_be_replaced(trial: PromiseTrial) -> None:
 @promise("dpkg-deb", "dpkg")
 async def a_package_can_be_installed(trial: PromiseTrial) -> None:
     """With `fake_root`, `dpkg` itself installs, replaces and removes a package whose files belong to several users."""
-    one = await trial.start(fake_root=True)
     script = """
         set -e
         for version in 1 2; do
@@ -128,20 +126,19 @@ async def a_package_can_be_installed(trial: PromiseTrial) -> None:
         for version in 1 2; do run -i promised-$version.deb; done
         cat /opt/promised/hard; run -r promised; test ! -e /opt/promised
     """
-    result = await trial.bash(script, one, 60)
+    result = await trial.bash(script, await trial.start(fake_root=True), 60)
     same((result.code, result.stdout), (0, b"2\n"), f"code and output of dpkg, which says {result.stderr!r},")
 
 
 @promise()
 async def removed_files_stay_removed(trial: PromiseTrial) -> None:
     """A removed file is not visible to any program, by name or in a listing, and its name can be used again."""
-    one = await trial.start()
     script = """
         set -e; before=$(ls -A /etc | wc -l); rm -rf /etc/* 2>/dev/null || true; ls -A /etc | wc -l
         mkdir /etc/passwd; rmdir /etc/passwd; echo mine > /etc/passwd; ls -A /etc; cat /etc/*
         rm /etc/passwd; ls -A /etc | wc -l; test $before -gt 0
     """
-    lines = (await trial.sh(script, one)).splitlines()
+    lines = (await trial.sh(script, await trial.start())).splitlines()
     bound = int(lines[0])
     same(lines[-1], str(bound), f"how many entries are left in /etc, of which {bound} cannot be removed")
     assert "mine" in lines, f"the new file is not found: {lines}"

@@ -41,7 +41,9 @@ class NemoGym:
             [{"role": "user", "content": given}] if isinstance(given, str) else [_message(each) for each in given]
         )
         more = [{"role": "user", "content": observed}] if observed else []
-        tools = [{"type": "function", "function": _function(tool)} for tool in params.get("tools", [])]
+        names = ("name", "description", "parameters")
+        known = [{name: tool[name] for name in names if tool.get(name) is not None} for tool in params.get("tools", [])]
+        tools = [{"type": "function", "function": function} for function in known]
         return Begin([*episode.messages, *messages, *more], tools)
 
     def step(self, action: Action) -> Step:
@@ -103,7 +105,3 @@ def _message(item: dict[str, Any]) -> dict[str, str]:
     content = item["content"]
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     return {"role": "system" if item["role"] == "developer" else item["role"], "content": text}
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    return {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}

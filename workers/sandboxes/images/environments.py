@@ -135,17 +135,13 @@ def _install(interpreter: str, folder: Path, words: Sequence[str], install_s: fl
         )
 
 
-def _last_lines(output: str) -> str:
-    return " ".join(output.strip().splitlines()[-3:])
-
-
 def run_installer(
     command: Sequence[str],
     what: str,
     within_s: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    summary: Callable[[str], str] = _last_lines,
+    summary: Callable[[str], str] = lambda output: " ".join(output.strip().splitlines()[-3:]),
 ) -> None:
     """Run a command to its end and kill its remaining children. Raises SandboxError with its output by `summary`."""
     # a child that outlived this process would write into the next attempt's folder

@@ -68,17 +68,8 @@ class Protocol:
         self._lines = {kind: self._line(*kind) for kind in product((False, True), repeat=5)}
 
     def _filled(self, text: str) -> str:
-        numbers = (
-            self.socket,
-            self.output,
-            self.memory,
-            self.nothing,
-            self._kept,
-            self.stdin,
-            self.stdout,
-            self.stderr,
-        )
-        for name, number in zip("SOMNKIVW", numbers, strict=True):
+        # in the order of `__init__`
+        for number, name in enumerate("IVWSOMNK", self.stdin):
             text = text.replace(f"@{name}", str(number))
         return text
 

@@ -58,42 +58,32 @@ def build_layers(
     config: SandboxConfig, stages: Sequence[PlannedStage], start: StartBuild, *, retry: bool = False
 ) -> tuple[Path, ...]:
     """Return the layers of the last stage, the uppermost first. Raises ImageError, SandboxError. Blocks."""
-    return _Build(config, stages, start, retry).layers_of_last()
+    images: dict[int, Future[Image]] = {}
 
+    def image_of(source: FromStage) -> Image:
+        return source.stage if isinstance(source.stage, Image) else images[source.stage].result()
 
-class _Build:
-    def __init__(self, config: SandboxConfig, stages: Sequence[PlannedStage], start: StartBuild, retry: bool) -> None:
-        self._config = config
-        self._stages, self._start, self._retry = stages, start, retry
-        self._images: dict[int, Future[Image]] = {}
-
-    def layers_of_last(self) -> tuple[Path, ...]:
-        last = self._stages[-1]
-        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="build") as threads:
-            # in order, so that a stage's dependencies start before it
-            for planned in self._stages:
-                work = copy_context().run
-                self._images[planned.stage.number] = threads.submit(work, self._build, planned)
-            try:
-                image = self._images[last.stage.number].result()
-            except BaseException:
-                for future in self._images.values():
-                    future.cancel()
-                raise
-        return image.layers[: len(image.layers) - len(last.base.layers)]
-
-    def _build(self, planned: PlannedStage) -> Image:
-        image = planned.base if planned.parent is None else self._images[planned.parent].result()
+    def build(planned: PlannedStage) -> Image:
+        image = planned.base if planned.parent is None else images[planned.parent].result()
         for step in planned.steps:
             if len(image.layers) >= MAX_LAYERS:
                 raise step.instruction.refused(f"an image has {MAX_LAYERS} layers at most: join some RUN or COPY")
-            source = LayerSource(self._config, step, image, self._start, self._image_of)
-            root = cached(self._config, source, retry=self._retry)
+            root = cached(config, LayerSource(config, step, image, start, image_of), retry=retry)
             image = replace(image, layers=(root, *image.layers))
         return image
 
-    def _image_of(self, source: FromStage) -> Image:
-        return source.stage if isinstance(source.stage, Image) else self._images[source.stage].result()
+    last = stages[-1]
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="build") as threads:
+        # in order, so that a stage's dependencies start before it
+        for planned in stages:
+            images[planned.stage.number] = threads.submit(copy_context().run, build, planned)
+        try:
+            image = images[last.stage.number].result()
+        except BaseException:
+            for future in images.values():
+                future.cancel()
+            raise
+    return image.layers[: len(image.layers) - len(last.base.layers)]
 
 
 @dataclass(frozen=True)
