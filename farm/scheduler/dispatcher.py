@@ -217,7 +217,7 @@ class Dispatcher:
     def _lead(self, connection: Connection) -> bool:
         leads = leader.acquire_leadership(connection, ROLE, self._owner, _LEASE_S)
         if leads:
-            epoch.go_on(connection, self._seen.last)
+            epoch.advance(connection, self._seen.last)
         return leads
 
     def _take_back(self) -> None:

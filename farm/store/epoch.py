@@ -37,7 +37,7 @@ def current(connection: Connection) -> Epoch:
     return Epoch(*connection.execute(select(epochs.c.epoch, epochs.c.counter)).one())
 
 
-def go_on(connection: Connection, last: Epoch | None) -> Epoch:
+def advance(connection: Connection, last: Epoch | None) -> Epoch:
     """Raise the counter, or begin another epoch if the store is behind `last`, the newest state seen of this epoch."""
     epoch = current(connection)
     if last is None or epoch.epoch != last.epoch or epoch.counter >= last.counter:

@@ -27,7 +27,7 @@ from workers.plugins import registry
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries
-from workers.sandboxes.images.image_pruning import beyond, everything, examined, is_stood_on, prune, unused_since
+from workers.sandboxes.images.image_pruning import beyond, everything, examined, is_in_use, prune, unused_since
 from workers.sandboxes.images.image_sources import HOST
 from workers.stages.stage_job import needed_by
 
@@ -251,7 +251,7 @@ def show() -> None:
         right = column in {"MB", "in s"}
         table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column != "image")
     for entry in result:
-        table.add_row(*_row(entry), "in use" if is_stood_on(config, entry.folder) else "")
+        table.add_row(*_row(entry), "in use" if is_in_use(config, entry.folder) else "")
     console.print(table)
     console.print(f"{len(result)} images, {_mb(sum(entry.card.n_bytes for entry in result))} MB", highlight=False)
 

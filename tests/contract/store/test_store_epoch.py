@@ -27,7 +27,7 @@ from tests.services.farms import NOOP
 
 def count_on(store: Store, memory: epoch.EpochTracker) -> epoch.Epoch:
     """Raise the counter, as the leading dispatcher does."""
-    store.write(lambda connection: epoch.go_on(connection, memory.last))
+    store.write(lambda connection: epoch.advance(connection, memory.last))
     result = store.read(epoch.current)
     memory.note(result)
     return result

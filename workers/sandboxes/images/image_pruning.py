@@ -36,7 +36,7 @@ ELSEWHERE_S = 86_400.0
 STARTING_S = 120.0
 """Seconds for which it is kept after this node has used it: a sandbox finds its image before it locks it."""
 
-STOOD_ON = "a sandbox uses it"
+IN_USE = "a sandbox uses it"
 PART = "an image consists of it"
 
 _DIGEST_S = 30 * 86_400.0
@@ -69,7 +69,7 @@ def examined(config: SandboxConfig, wanted: Iterable[CachedImage]) -> list[Prune
     """Return which of these images would be removed, those that consist of others first. Blocks."""
     listed = list(wanted)
     reasons = {entry.folder: why_kept(config, entry) for entry in listed}
-    stay = [entry for entry in entries(config) if reasons.get(entry.folder, STOOD_ON)]
+    stay = [entry for entry in entries(config) if reasons.get(entry.folder, IN_USE)]
     needed = {part for entry in stay for part in _parts(entry)}
     listed.sort(key=lambda entry: not _parts(entry))
     return [PrunedImage(entry, reasons[entry.folder] or (PART if entry.folder in needed else "")) for entry in listed]
@@ -121,10 +121,10 @@ def why_kept(config: SandboxConfig, entry: CachedImage) -> str:
         if now - used_at < (STARTING_S if node == here else ELSEWHERE_S):
             where = f" on {node}" if node not in ("", here) else ""
             return f"used{where} {max(0, now - used_at):.0f} s ago"
-    return STOOD_ON if is_stood_on(config, entry.folder) else ""
+    return IN_USE if is_in_use(config, entry.folder) else ""
 
 
-def is_stood_on(config: SandboxConfig, folder: Path) -> bool:
+def is_in_use(config: SandboxConfig, folder: Path) -> bool:
     """Return whether a sandbox uses an image now."""
     try:
         with unheld(config, folder) as free:
@@ -139,7 +139,7 @@ def _remove(config: SandboxConfig, entry: CachedImage) -> str:
     try:
         with unheld(config, entry.folder) as free:
             if not free:
-                return STOOD_ON
+                return IN_USE
             if is_part(config, entry.folder):
                 # first, so that no process that found the folder holds a deleted one
                 use_mark(entry.folder).unlink()
@@ -152,7 +152,7 @@ def _remove(config: SandboxConfig, entry: CachedImage) -> str:
 
 def _remove_leftovers(config: SandboxConfig) -> None:
     for aside in config.images_folder.glob("*.old.*"):
-        if not is_stood_on(config, aside):
+        if not is_in_use(config, aside):
             remove(aside)
     for kind in PARTS:
         # their lock was free when they were moved aside

@@ -26,7 +26,7 @@ from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
 from workers.sandboxes.images.image import Image, fallback_note, image, set_alias
 from workers.sandboxes.images.image_cache import entries
-from workers.sandboxes.images.image_pruning import PART, STOOD_ON, examined
+from workers.sandboxes.images.image_pruning import IN_USE, PART, examined
 from workers.sandboxes.launch_plan import start_build
 
 Run = Callable[[Any], Any]
@@ -296,7 +296,7 @@ def test_parts_of_a_used_image_are_kept(start: Start, run: Run, context: Callabl
         for mark in (entry.folder / "used").iterdir():
             os.utime(mark, (1, 1))
     reasons = {each.entry.folder.name: each.kept for each in examined(config, entries_now(own))}
-    assert reasons == {key: STOOD_ON, wanted.layers[0].parent.name: PART}
+    assert reasons == {key: IN_USE, wanted.layers[0].parent.name: PART}
     run(sandbox.stop())
     assert {each.kept for each in examined(config, entries_now(own))} == {""}
     assert image(config, f"cached:{key}").layers == wanted.layers
