@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from farm.errors import EngineError
 from workers.policy.generation import Engine
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import Call, RoutingKey, StickyRouter
 
+T = TypeVar("T")
 _TRIES = 50
 _PAUSE_S = 0.05
 
@@ -56,6 +57,11 @@ class PeerRouter:
             if self._sticky:
                 self._engine = self._choose()
             await asyncio.sleep(_PAUSE_S)
+
+    async def answer(self, call: Call, ask: Callable[[Engine], Awaitable[T]]) -> T:
+        while True:
+            async with self.acquire(call) as engine:
+                return await ask(engine)
 
 
 class Counter:

@@ -59,7 +59,8 @@ from workers.sandboxes.lifecycle import layers
 from workers.stages import stage_functions
 from workers.stages.redaction import in_use
 from workers.stages.run_clock import limit_s
-from workers.stages.stage_functions import RunResult, rewards_of_rows, with_calls
+from workers.stages.run_stage import RunResult
+from workers.stages.stage_functions import rewards_of_rows, with_calls
 from workers.stages.stage_job import Problem, StageJob, resolve_problem
 
 log = logging.getLogger(__name__)

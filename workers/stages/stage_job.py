@@ -17,12 +17,13 @@ from farm.records.task_needs import TaskNeeds, unsupported
 from workers.config import WorkerConfig, own_config
 from workers.plugins import plugin_values, registry
 from workers.plugins.handler import Handler, TaskContext
-from workers.plugins.interfaces import Agent, ChatModel, Evaluator, SandboxProvider
+from workers.plugins.interfaces import Agent, ChatModel, Evaluator, Sandbox, SandboxProvider, Score
 from workers.plugins.plugin_faults import described, plugin_call
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.sandboxes.images.content_store import digest
 from workers.stage_clock import deadline
+from workers.stages.redaction import Redactor
 from workers.stages.task_archives import archive_folder
 
 T = TypeVar("T")
@@ -96,6 +97,17 @@ class Problem:
     def evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
         """Return the evaluator, which may call the LLMs of roles."""
         return self.ask("evaluator()", lambda handler: handler.evaluator(models))
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Prepare the instance's files in its sandbox. Raises HandlerError."""
+        async with boundary(self.job, "preparing the sandbox", HandlerError):
+            await self.handler.prepare(sandbox)
+
+    def checked(self, score: Score, evaluator: Evaluator) -> tuple[Score, str]:
+        """Return an evaluator's score, validated and without secrets, and its name. Raises EvaluatorError."""
+        name = plugin_values.name(evaluator.name, f"{self.job.rollout_id}: the evaluator's name")
+        checked = plugin_values.score(score, f"{self.job.rollout_id}: evaluator {name}", self.job.batch.reward)
+        return replace(checked, details=Redactor(self.job.batch.secrets.values()).json(checked.details)), name
 
     def shared(self) -> str:
         """Return a key for files that are prepared once for all samples; empty if each sample is prepared separately.

@@ -33,7 +33,8 @@ from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.stages.node_shortage import healthy_node
-from workers.stages.stage_functions import RunResult, evaluate, init, run
+from workers.stages.run_stage import RunResult
+from workers.stages.stage_functions import evaluate, init, run
 from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.fakes import ScriptedPolicy, calling
 

@@ -17,7 +17,8 @@ from farm.records.trajectory import ModelCall
 from workers.plugins.interfaces import Artefact, Completion
 from workers.policy.recording import Stopwatch, model_call
 from workers.stages.run_clock import ended
-from workers.stages.stage_functions import RunResult, run, trained_calls
+from workers.stages.run_stage import RunResult
+from workers.stages.stage_functions import run, trained_calls
 from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing import ChatHandler
 from workers.testing.fakes import ScriptedPolicy, answering
