@@ -183,7 +183,8 @@ def test_dead_pooled_sandbox_is_not_handed_over(provider: NodeSandboxProvider, c
     os.kill(record_in(dead).monitor.pid, signal.SIGSTOP)
     os.kill(record_in(dead).first.pid, signal.SIGKILL)
     os.kill(record_in(orphaned).monitor.pid, signal.SIGKILL)
-    until(lambda: not record_in(orphaned).first.alive(), "its processes are gone")
+    ended = [record_in(path).first for path in (dead, orphaned)]
+    until(lambda: not any(process.alive() for process in ended), "their first processes are gone")
     stopped = record_in(dead).monitor
     record = warm_pool.take(config, alive.name.split(".")[2], folder(config, "lucky"))
     assert record
