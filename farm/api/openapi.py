@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import BaseModel
@@ -126,9 +126,11 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         }
     if origin in (Union, UnionType):
         return {"anyOf": [{"type": "null"} if part is NoneType else _schema(part, schemas) for part in parts]}
-    if origin in (list, tuple):
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if isinstance(origin, type) and issubclass(origin, Sequence):
         return {"type": "array", "items": _schema(parts[0], schemas)}
-    if origin is dict:
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _schema(parts[1], schemas)}
     if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
         if kind.__name__ not in schemas:
@@ -136,7 +138,11 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
             schemas[kind.__name__] = {}
             schemas[kind.__name__] = _model(kind, schemas) if issubclass(kind, BaseModel) else _record(kind, schemas)
         return {"$ref": f"{_REF}{kind.__name__}"}
-    return {"type": "string", "format": "binary"} if kind is bytes else {}
+    if kind is bytes:
+        return {"type": "string", "format": "binary"}
+    if kind is Any:
+        return {}
+    raise TypeError(f"{kind} has no schema: add it here")
 
 
 def _record(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:

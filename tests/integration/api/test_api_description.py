@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import httpx2
 import jsonschema
 import pytest
 
 from farm.api.app import ENDPOINTS
-from farm.api.endpoints import ApiConfig, Endpoints, EndpointTable
+from farm.api.endpoints import ApiConfig, Endpoint, Endpoints, EndpointTable
+from farm.api.openapi import description
 from farm.callers import Scope
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
@@ -72,3 +75,35 @@ def test_metrics_are_served_by_the_api(client: httpx2.Client) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert "farm_store_up 1.0" in answer.text
+
+
+@dataclass
+class Listed:
+    numbers: Sequence[int]
+    order: Literal["drain", "keep"]
+    names: Mapping[str, tuple[str, ...]]
+
+
+def returning(kind: Any) -> Mapping[tuple[str, str], Endpoint]:
+    """Return a table with one endpoint that returns a type."""
+
+    def answer(farm: LocalFarm) -> Any:
+        raise NotImplementedError
+
+    answer.__annotations__["return"] = kind
+    endpoints = EndpointTable()
+    endpoints.add("GET", "/v1/any", "Anything.", Scope.READ)(answer)
+    return endpoints
+
+
+def test_fields_of_a_record_are_described_by_their_types() -> None:
+    assert description(returning(Listed))["components"]["schemas"]["Listed"]["properties"] == {
+        "numbers": {"type": "array", "items": {"type": "integer"}},
+        "order": {"enum": ["drain", "keep"]},
+        "names": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+    }
+
+
+def test_type_without_a_schema_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"complex.* has no schema"):
+        description(returning(complex))
