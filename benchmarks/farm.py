@@ -26,8 +26,9 @@ from benchmarks.peers import plain
 from farm.embedded.embedded_farm import Embedded
 from farm.embedded.own_redis import start_redis
 from farm.records.trajectory import Segment
-from farm.settings import Settings
+from farm.settings import Settings, settings
 from farm.store import batches, migrations, placement, rollouts, trajectories
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.database import Store
 from farm.store.rollouts import RunSummary
 from testkit.postgres import postgres_server
@@ -148,7 +149,9 @@ def collecting(report: Report, name: str, url: str, args: argparse.Namespace) ->
 def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
     """Return a finished batch with random tokens, written through the store's own transitions, and its arrays."""
     request = farm.BatchRequest(instances=(farm.Instance(data_source="noop", fields={}),) * 128, n_samples=8)
-    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "benchmark"))
+    batch_id, _ = store.write(
+        lambda connection: batches.create(connection, request, "benchmark", SecretKey.of(settings(), store.engine.url))
+    )
     random = np.random.default_rng(0)
     raw: list[np.ndarray] = []
     for each in store.read(lambda connection: placement.next_of(connection, batch_id, 2000)):

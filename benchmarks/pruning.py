@@ -26,8 +26,10 @@ from farm.records.node import Node
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Stage
 from farm.records.trajectory import Segment, token_ids
+from farm.settings import settings
 from farm.store import batches, migrations, nodes, placement
 from farm.store import rollouts as transitions
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.blobs.artefacts import artefacts
 from farm.store.database import Store, Work
 from farm.store.reports import audit
@@ -150,7 +152,9 @@ def work(url: str, parent: Pipe) -> None:
 def _submitted(store: Store) -> str:
     one = Instance(data_source="noop", fields={})
     request = BatchRequest(instances=(one,) * 8, n_samples=N_SAMPLES)
-    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+    return store.write(
+        lambda connection: batches.create(connection, request, "f", SecretKey.of(settings(), store.engine.url))
+    )[0]
 
 
 def _placed(store: Store, batch_id: str) -> list[str]:

@@ -22,6 +22,7 @@ from farm.client.local import LocalFarm, open_store
 from farm.configuration.service_urls import sqlite_url
 from farm.notifications import Signals
 from farm.settings import settings
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.backups.backup import TABLES, back_up
 from farm.store.database import Store
 from farm.web.recorded_batch import FILE
@@ -49,7 +50,7 @@ def record(url: str | None, batch_id: str | None, output: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="farm-record-") as folder:
         copy = Path(folder) / "copy.db"
         with contextlib.closing(open_store(url)[0]) as store:
-            back_up(store, copy)
+            back_up(store, SecretKey.of(settings(), store.engine.url), copy)
         with contextlib.closing(LocalFarm(Store(sqlite_url(copy)), Signals(""), settings().max_open)) as client:
             recorded = batch_id or client.recent(1)[0]
             if not client.status(recorded).done:

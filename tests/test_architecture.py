@@ -11,6 +11,28 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for package in ("farm", "workers") for path in (ROOT / package).rglob("*.py"))
 CONFIG_FILE = ROOT / "farm" / "configuration" / "config_file.py"
 """It finds the settings file, so it runs before the settings."""
+READS_SETTINGS = (
+    # commands and processes
+    "farm/cli/",
+    "farm/embedded/",
+    "farm/observing/process_log.py",
+    "workers/cli/",
+    "workers/node/",
+    "workers/process/",
+    "workers/queue/",
+    # the client in another program
+    "farm/client/connect.py",
+    "farm/client/local.py",
+    "farm/client/remote.py",
+    # objects that plug-ins and tests make without a config
+    "workers/config.py",
+    "workers/proofs/proof.py",
+    "workers/sandboxes/provider.py",
+    "workers/stages/redaction.py",
+    "workers/testing/local_sandbox.py",
+    "workers/tools/search.py",
+)
+"""The modules that may read the settings of their process; all others get values or a config."""
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
 
 
@@ -40,6 +62,15 @@ def test_only_settings_reads_environment_variables_of_the_farm() -> None:
         return not [name for node in ast.walk(tree) for name in _variables_read(node) if name.startswith("FARM_")]
 
     assert _breaking(reads_no_farm_variables) == [], "add a field to farm/settings.py instead"
+
+
+def test_only_processes_clients_and_commands_read_the_settings() -> None:
+    def reads_no_settings(path: Path) -> bool:
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        names = {name.name for node in imports if node.module == "farm.settings" for name in node.names}
+        return "settings" not in names or str(path.relative_to(ROOT)).startswith(READS_SETTINGS)
+
+    assert _breaking(reads_no_settings) == [], "pass values, or the config of the stage, the sandbox or the API"
 
 
 def test_schema_has_migrations() -> None:

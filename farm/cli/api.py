@@ -65,7 +65,6 @@ def api(
         from farm.observing import process_log
         from farm.scheduler.broker import check_broker
         from farm.settings import settings
-        from farm.store.access.sealed_secrets import check_secret_key
         from farm.web.app import application
 
     spoken: list[SpokenProtocol] = [protocol(name, own_port) for name, own_port in _names(speak)]
@@ -85,7 +84,7 @@ def api(
         store, broker_url = open_store(url, WAIT_TIMEOUT_S)
         check_broker(broker_url)
         with contextlib.closing(LocalFarm(store, Signals(broker_url), settings().max_open)) as farm:
-            store.read(check_secret_key)
+            store.read(farm.secret_key.check)
             examine = partial(examine_farm, settings(), store.url, broker_url)
             address = url_of(listener) if tls is None else url_of(listener).replace("http:", "https:", 1)
             listening = partial(click.echo, address)

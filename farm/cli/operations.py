@@ -80,7 +80,7 @@ def _api(url: str) -> ApiConnection:
     from farm.home import known_key
     from farm.settings import settings
 
-    return ApiConnection(url, known_key(settings()), first_s())
+    return ApiConnection(url, known_key(settings()), first_s(), settings().api_ca)
 
 
 def _findings_of_api(url: str) -> list[CheckResult]:

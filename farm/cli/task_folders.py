@@ -11,8 +11,10 @@ from farm.client.farm import Farm
 from farm.errors import InvalidRequest
 from farm.records.task_needs import unsupported
 from farm.records.variable_expansion import names_in
+from farm.settings import settings
 from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
 from farm.tasks.harbor_instance import needs_of
+from farm.tasks.known_tasks import evidence_of
 
 _SILENT = "it does not mention the network, so it has one by Harbor's default"
 
@@ -32,7 +34,11 @@ def instances_of(folder: Path, farm: Farm, request: Mapping[str, Any]) -> list[d
             complaints += [(str(path), reason) for reason in _refusals(task, request)]
         if complaints:
             raise InvalidRequest.of(complaints)
-        return [dict(task.request(farm.upload_archive(task.path))) for task in tasks]
+        instances = []
+        for task in tasks:
+            archive = farm.upload_archive(task.path)
+            instances.append(task.request(archive, evidence_of(settings().home, archive)))
+        return instances
 
 
 def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:

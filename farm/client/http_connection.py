@@ -21,7 +21,6 @@ from farm.client import serialization
 from farm.client.http_errors import error_of
 from farm.errors import FarmError, FarmUnreachable, InvalidRequest, StoreUnavailable
 from farm.home import WAIT_TIMEOUT_S
-from farm.settings import settings
 
 T = TypeVar("T")
 
@@ -58,11 +57,12 @@ class ApiConnection:
     """A connection to one address, for any number of threads.
 
     `patience_s` is how long to wait for an API that does not answer, ten times as long once it has answered. Errors
-    that it reports, such as an unavailable database, are retried for `patience_s`. Raises InvalidRequest for an invalid
-    address.
+    that it reports, such as an unavailable database, are retried for `patience_s`. `authorities` is a PEM file of the
+    authorities that may sign the API's certificate; empty for the system's. Raises InvalidRequest for an invalid
+    address, or a file without a certificate.
     """
 
-    def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
+    def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S, authorities: str = "") -> None:
         self.url = _sound(url)
         self._timeout_s = patience_s
         self._has_answered = False
@@ -70,7 +70,9 @@ class ApiConnection:
         self._client = httpx2.Client(
             # no proxies from the environment for local addresses; loading certificates takes longer than a request
             trust_env=False,
-            transport=httpx2.HTTPTransport(verify=_trusted(url), limits=_LIMITS, socket_options=_TCP, trust_env=False),
+            transport=httpx2.HTTPTransport(
+                verify=_trusted(url, authorities), limits=_LIMITS, socket_options=_TCP, trust_env=False
+            ),
             headers=[*shown, (b"accept-encoding", b"identity")],
         )
 
@@ -186,11 +188,10 @@ class ApiConnection:
             ) from error
 
 
-def _trusted(url: str) -> ssl.SSLContext | bool:
-    """Return the trusted certificate authorities: FARM_API_CA, else the system's."""
+def _trusted(url: str, authorities: str) -> ssl.SSLContext | bool:
+    """Return the trusted certificate authorities: those of the PEM file, else the system's."""
     if not url.startswith("https:"):
         return False
-    authorities = settings().api_ca
     if not authorities:
         return True
     try:

@@ -60,6 +60,7 @@ from farm.store import batches, cancel_and_rescore, consumers, llm_engines, migr
 from farm.store.access import api_keys, audit_log
 from farm.store.access.api_keys import check_own
 from farm.store.access.audit_log import logged
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.blobs import artefacts, stored_annotations, stored_archives, stored_experts
 from farm.store.database import Store, Work
 from farm.store.node_names import is_here
@@ -108,13 +109,17 @@ class LocalFarm(Farm):
     """The verbs on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
 
     def __init__(self, store: Store, signals: Signals, max_open: int, workers_s: float = 5.0) -> None:
+        own = settings()
         self.store = store
         self.signals = signals
         self.orders = LocalOrders(store, signals, workers_s)
         self.runs = LocalRuns(store)
-        self.sandboxes: LocalBorrower = LocalBorrower(store, signals, settings().max_sandboxes)
+        self.sandboxes: LocalBorrower = LocalBorrower(store, signals, own.max_sandboxes)
         self.access = LocalAccess(store)
         self.annotations = LocalAnnotations(store)
+        self.secret_key = SecretKey.of(own, store.engine.url)
+        self._home = own.home.absolute()
+        self._webhook_hosts = own.webhook_hosts
         self._max_open = max_open
         self._seen: dict[str, int] = {}
 
@@ -125,15 +130,16 @@ class LocalFarm(Farm):
         return cls(store, Signals(found_broker if broker_url is None else broker_url), settings().max_open)
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
-        batch_request = checks.checked_request(request)
+        batch_request = checks.with_findings(checks.checked_request(request), self._home)
         checks.check_instances(batch_request, self._served, lambda: self.store.read(llm_engines.listing))
         checks.check_plugins(batch_request)
         checks.check_images(batch_request, self._are_here)
-        checks.check_webhook(batch_request.webhook, settings().webhook_hosts, current_caller())
+        checks.check_webhook(batch_request.webhook, self._webhook_hosts, current_caller())
         create = partial(
             batches.create,
             request=batch_request,
             fingerprint=checks.fingerprint(batch_request),
+            secret_key=self.secret_key,
             max_open=self._max_open,
             batch_id=new_batch_id(),
             caller=current_caller(),
@@ -188,7 +194,7 @@ class LocalFarm(Farm):
         return {handler for node in self.nodes() for handler in node.handlers}
 
     def _are_here(self) -> bool:
-        return bool(known := self.nodes()) and all(map(is_here, known))
+        return bool(known := self.nodes()) and all(is_here(node, self._home) for node in known)
 
     def nodes(self) -> Sequence[Node]:
         return self.store.read(nodes.listing)
@@ -394,7 +400,7 @@ class LocalFarm(Farm):
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
     ) -> None:
         engine = StoredEngine(url, model, key, tokenizer=tokenizer, tool_format=tool_format)
-        add = partial(llm_engines.add, engine=engine, caller=current_caller())
+        add = partial(llm_engines.add, engine=engine, secret_key=self.secret_key, caller=current_caller())
         self.store.write(logged(add, "engines add", url, model))
         self.signals.engines()
 

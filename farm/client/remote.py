@@ -15,7 +15,7 @@ from farm.callers import ApiKey, LoggedOrder
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
-from farm.client.request_checks import checked, checked_request
+from farm.client.request_checks import checked, checked_request, with_findings
 from farm.client.sandboxes.borrower import Borrower
 from farm.client.verb_groups import AccessControl, AnnotationLog, ArchiveState, NewKey, Runs
 from farm.client.weight_update import WeightUpdateOrders
@@ -41,6 +41,7 @@ from farm.records.rollout import (
 from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnotations
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 from farm.records.trajectory import ModelCall
+from farm.settings import settings
 
 T = TypeVar("T")
 _LISTED, _CALLS = 1000, 256
@@ -65,7 +66,9 @@ class RemoteFarm(Farm):
     """
 
     def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
-        self._api = ApiConnection(url, key.strip(), patience_s)
+        own = settings()
+        self._home = own.home.absolute()
+        self._api = ApiConnection(url, key.strip(), patience_s, own.api_ca)
         self.orders = RemoteOrders(self._api)
         self.runs = RemoteRuns(self._api)
         self.sandboxes = RemoteBorrower(self._api)
@@ -89,7 +92,7 @@ class RemoteFarm(Farm):
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
         # the key makes a resent request the same batch, even if the API stopped before it answered
-        batch_request = checked_request(request)
+        batch_request = with_findings(checked_request(request), self._home)
         if batch_request.idempotency_key is None:
             # a request that may be resent needs a key
             batch_request = batch_request.model_copy(update={"idempotency_key": f"submit-{secrets.token_hex(16)}"})

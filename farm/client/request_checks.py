@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -33,13 +34,15 @@ _MAX_IMAGES = 32
 
 
 def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
-    """Return the validated request, with local findings about its tasks. Raises InvalidRequest naming the field."""
-    if not isinstance(request, BatchRequest):
-        try:
-            request = BatchRequest.model_validate(request)
-        except ValidationError as error:
-            raise invalid(error, "") from None
-    if not request.findings and (findings := findings_of(request.instances)):
+    """Return the validated request. Raises InvalidRequest naming the field."""
+    if isinstance(request, BatchRequest):
+        return request
+    return checked(BatchRequest, request)
+
+
+def with_findings(request: BatchRequest, home: Path) -> BatchRequest:
+    """Return the request with the findings about its tasks that are stored in `home`, unless it has some."""
+    if not request.findings and (findings := findings_of(home, request.instances)):
         return request.model_copy(update={"findings": findings})
     return request
 

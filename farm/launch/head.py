@@ -262,7 +262,13 @@ class ClusterHead(StartedFarm):
         self._processes.keep_up()
         write_address(self.folder, address)
         if has_slurm():
-            self._keeper = SlurmKeeper(self.folder, address.farm_id, address.store_url, f"head/{address.head}")
+            self._keeper = SlurmKeeper(
+                self.folder,
+                address.farm_id,
+                address.store_url,
+                f"head/{address.head}",
+                self._settings.node_timeout_s,
+            )
             self._keeper.start()
 
     def _with_store(self, address: SharedAddress, known: SharedAddress) -> SharedAddress:

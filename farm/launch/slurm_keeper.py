@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -21,7 +22,6 @@ from farm.home import write_own
 from farm.launch import slurm_commands
 from farm.launch.slurm_commands import SlurmJob, seconds
 from farm.launch.slurm_pool import HEAD, SIGNAL_S, Pools, SlurmPool, job_name, script_path, stored_pools
-from farm.settings import settings
 from farm.store import leader, nodes, placement
 from farm.store.database import Store
 from farm.store.reports.demand import longest_s, slots_wanted
@@ -45,12 +45,19 @@ class SlurmKeeper:
     """Runs in a thread from `start` to `stop`. A pool whose jobs end early is retried ever later."""
 
     def __init__(
-        self, folder: Path, farm_id: str, store_url: str, owner: str, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        farm_id: str,
+        store_url: str,
+        owner: str,
+        node_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._folder = folder
         self._farm_id = farm_id
         self._store = Store(store_url)
         self._owner = owner
+        self._node_timeout_s = node_timeout_s
         self._clock = clock
         self._thread = threading.Thread(target=self._run, name="slurm-keeper", daemon=True)
         self._stopped = threading.Event()
@@ -92,7 +99,7 @@ class SlurmKeeper:
             return
         if not self._store.write(lambda connection: leader.acquire_leadership(connection, ROLE, self._owner, _LEASE_S)):
             return
-        occupied, n_rollouts, node_of = self._store.read(demand)
+        occupied, n_rollouts, node_of = self._store.read(partial(demand, node_timeout_s=self._node_timeout_s))
         most_s = self._store.read(longest_s)
         names = {job_name(self._farm_id, pool): pool for pool in pools}
         jobs = slurm_commands.jobs_named(list(names))
@@ -150,14 +157,13 @@ class SlurmKeeper:
         return {job: now - since for job, since in self._idle_since.items()}
 
 
-def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]:
+def demand(connection: Connection, node_timeout_s: float) -> tuple[dict[str, int], int, dict[str, str]]:
     """Return node → rollouts on it, the wanted number of slots, and job → its node, for live nodes."""
     occupied = placement.occupied(connection)
-    timeout_s = settings().node_timeout_s
     known = {
         str(node.info["slurm_job"]): node.node
         for node in nodes.listing(connection)
-        if "slurm_job" in node.info and node.heartbeat_age_s < timeout_s
+        if "slurm_job" in node.info and node.heartbeat_age_s < node_timeout_s
     }
     return occupied, slots_wanted(connection), known
 

@@ -18,7 +18,7 @@ from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
 from farm.store.access import api_keys
 from farm.store.access.api_keys import check_room, check_room_again
-from farm.store.access.sealed_secrets import sealed_request
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.blobs import stored_archives
 from farm.store.retention.kept import check_kept
 from farm.store.rollout_counts import mean_reward, rollout_counts
@@ -37,6 +37,7 @@ def create(
     connection: Connection,
     request: BatchRequest,
     fingerprint: str,
+    secret_key: SecretKey,
     max_open: int | None = None,
     batch_id: str = "",
     caller: Caller | None = None,
@@ -79,7 +80,7 @@ def create(
             "n_rollouts": n_rollouts,
             "last_seq": 0,
             "submitter": "" if caller is None else caller.name,
-            "request": sealed_request(connection, request.stored(), caller),
+            "request": secret_key.seal_request(connection, request.stored(), caller),
         },
     )
     connection.execute(

@@ -23,7 +23,7 @@ from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, EngineUse, Paused, StoredEngine, is_reserved
 from farm.records.trajectory import version_number
 from farm.store.access import api_keys
-from farm.store.access.sealed_secrets import sealed
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.sql.clock import age_of, db_now
 from farm.store.sql.schema import EngineRow, EngineUserRow, NamedWeightsRow
 
@@ -40,7 +40,7 @@ _SHARED: ColumnElement[bool] = ~engines.c.model.startswith(RUN_MODEL, autoescape
 """The condition that an engine is shared, not reserved by a training run (`is_reserved`)."""
 
 
-def add(connection: Connection, engine: StoredEngine, caller: Caller | None = None) -> None:
+def add(connection: Connection, engine: StoredEngine, secret_key: SecretKey, caller: Caller | None = None) -> None:
     """Add a server. The same URL again makes it active, with the new settings, and probes it again.
 
     Raises Forbidden if the caller may not change this engine, or has reached its quota of engines.
@@ -49,7 +49,7 @@ def add(connection: Connection, engine: StoredEngine, caller: Caller | None = No
     _check_right(connection, url, caller, engine.model)
     result = {
         "model": engine.model,
-        "key": sealed(connection, sound_key(engine.key), caller),
+        "key": secret_key.seal(connection, sound_key(engine.key), caller),
         "tokenizer": engine.tokenizer,
         "tool_format": engine.tool_format,
         "state": ACTIVE,

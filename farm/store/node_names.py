@@ -21,7 +21,6 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from farm.records.node import Node
-from farm.settings import settings
 from farm.store import borrowed_sandboxes, llm_engines, migrations, placement
 from farm.store.database import Store
 from farm.store.nodes import name_is_taken, nodes, remove
@@ -35,22 +34,22 @@ _POLL_S = 0.5
 _ROOT = Path("/proc")
 
 
-def about() -> dict[str, Any]:
-    """Return what a node announces about its process, its machine, and the version and schema of its code."""
+def about(home: Path) -> dict[str, Any]:
+    """Return what a node announces about its process, its machine, its home, and the version of its code and schema."""
     try:
         code = version("rollout-farm")
     except PackageNotFoundError:
         code = "unknown"
     machine = {"host": platform.node(), "python": platform.python_version()}
-    place = {"process": this_process(), "home": str(settings().home.absolute())}
+    place = {"process": this_process(), "home": str(home.absolute())}
     return {"version": code, "schema": migrations.head(), **place, **machine}
 
 
-def is_here(node: Node) -> bool:
+def is_here(node: Node, home: Path) -> bool:
     """Return whether a node runs on this machine with the same home, so that both see the same files."""
     process = node.info.get("process") or {}
     same_machine = (process.get("boot"), process.get("pids")) == (_boot(), _namespace())
-    return same_machine and node.info.get("home") == str(settings().home.absolute())
+    return same_machine and node.info.get("home") == str(home.absolute())
 
 
 def this_process() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from farm.tasks.compose import ComposeFile, parse_healthcheck, read_compose
 from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
 from farm.tasks.harbor_instance import COMPOSE, DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
 from farm.tasks.ignored_files import IGNORE_FILE, IgnoredFiles
-from farm.tasks.known_tasks import evidence_of
+from farm.tasks.known_tasks import TaskEvidence
 from farm.tasks.terminal_bench import convert
 
 CONFIG = "task.toml"
@@ -42,12 +42,9 @@ class TaskFolder:
         """The name of its instance."""
         return self.instance.name
 
-    def request(self, archive: str) -> dict[str, Any]:
-        """Return its instance for `BatchRequest.instances`, with the digest of its archive.
-
-        Includes the evidence that `farm tasks check` stored here for that archive.
-        """
-        fields = self.instance.model_dump(mode="json", exclude_unset=True) | evidence_of(archive).fields
+    def request(self, archive: str, evidence: TaskEvidence) -> dict[str, Any]:
+        """Return its instance for `BatchRequest.instances`, with the digest of its archive and its evidence."""
+        fields = self.instance.model_dump(mode="json", exclude_unset=True) | evidence.fields
         return {"data_source": DATA_SOURCE, "instance_id": self.name, "fields": fields, "archive": archive}
 
 

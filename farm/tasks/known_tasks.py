@@ -1,4 +1,7 @@
-"""Evidence and findings of tasks, which `farm tasks check` and `attack` store in FARM_HOME by a task's digest."""
+"""Evidence and findings of tasks, which `farm tasks check` and `attack` store in FARM_HOME by a task's digest.
+
+`home` is the path of FARM_HOME.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from pathlib import Path
 
 from farm.home import own_home, write_own
 from farm.records.request import Instance
-from farm.settings import settings
 
 ATTACKS = "task_attacks"
 """The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of the attack plan."""
@@ -21,15 +23,15 @@ _N_NAMED = 5
 """Instances listed in a line of findings."""
 
 
-def kept_in(folder: str) -> Path:
+def kept_in(home: Path, folder: str) -> Path:
     """Return a folder of FARM_HOME, which may not exist."""
-    return settings().home.absolute() / folder
+    return home.absolute() / folder
 
 
-def keep_text(folder: str, name: str, text: str) -> Path:
+def keep_text(home: Path, folder: str, name: str, text: str) -> Path:
     """Write a file into such a folder, for its owner only; return its path. Raises NotAllowed, OSError."""
-    own_home(settings().home)
-    path = kept_in(folder) / name
+    own_home(home)
+    path = kept_in(home, folder) / name
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write_own(path, text)
     return path
@@ -54,27 +56,27 @@ class TaskEvidence:
         }
 
 
-def keep_evidence(archive: str, evidence: TaskEvidence) -> None:
+def keep_evidence(home: Path, archive: str, evidence: TaskEvidence) -> None:
     """Store the evidence of a task by the digest of its archive. Raises NotAllowed, OSError."""
-    keep_text(CHECKS, f"{archive}.json", json.dumps(evidence.fields))
+    keep_text(home, CHECKS, f"{archive}.json", json.dumps(evidence.fields))
 
 
-def evidence_of(archive: str) -> TaskEvidence:
+def evidence_of(home: Path, archive: str) -> TaskEvidence:
     """Return the stored evidence of a task; empty evidence if none can be read."""
     try:
-        known = json.loads((kept_in(CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
+        known = json.loads((kept_in(home, CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
         return TaskEvidence(tuple(map(str, known.get("footprint", ()))), known.get("safe_path") is True)
     except (OSError, ValueError, TypeError, AttributeError):
         return TaskEvidence()
 
 
-def findings_of(instances: Iterable[Instance]) -> tuple[str, ...]:
+def findings_of(home: Path, instances: Iterable[Instance]) -> tuple[str, ...]:
     """Return a line for each finding of `farm tasks attack` on these instances: how many, and which.
 
     Reports of several attacks on one task are combined. Only reads FARM_HOME.
     """
     try:
-        reports = [path for path in kept_in(ATTACKS).iterdir() if path.suffix == ".json"]
+        reports = [path for path in kept_in(home, ATTACKS).iterdir() if path.suffix == ".json"]
     except OSError:
         return ()
     by_digest: dict[str, list[Path]] = {}

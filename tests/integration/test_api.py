@@ -45,6 +45,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import advance, announce, claimed, finish, keep, place, run_to_end
 from tests.integration.engines.test_weight_update import Workers
 from tests.integration.test_bad_input import refused_requests
+from tests.secret_keys import key_of
 from tests.services.api import KEY, ResponseDropper, served, shown_key
 from tests.services.commands import output_of
 from tests.services.engines import CONTROLLED, Server, Servers
@@ -135,7 +136,9 @@ def batch_id(service: LocalFarm) -> str:
         run_to_end(store, f"{batch_id}.{number}", reward=-0.0)
     service.cancel(f"{batch_id}.1.1")
     store.write(
-        lambda connection: llm_engines.add(connection, StoredEngine("http://e:1", "m", "secret", tool_format="hermes"))
+        lambda connection: llm_engines.add(
+            connection, StoredEngine("http://e:1", "m", "secret", tool_format="hermes"), key_of(store)
+        )
     )
     store.write(lambda connection: llm_engines.set_info(connection, "http://e:1/v1", CONTROLLED))
     return batch_id

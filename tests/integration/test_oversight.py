@@ -40,6 +40,7 @@ from testkit.postgres import RestartablePostgres, restartable_postgres
 from testkit.private_server import Missing
 from tests.conftest import absent
 from tests.contract.store.test_store import advance, announce, claimed, finish, place
+from tests.secret_keys import key_of
 from tests.services.api import KEY
 from tests.services.farms import NOOP, until
 
@@ -156,7 +157,7 @@ def test_engines_without_current_weights_are_counted_and_reported_once(sqlite_st
     def n_lacking() -> float:
         return numbers(sqlite_store)["farm_engines", ("without weights",)]
 
-    sqlite_store.write(lambda connection: llm_engines.add(connection, StoredEngine(url)))
+    sqlite_store.write(lambda connection: llm_engines.add(connection, StoredEngine(url), key_of(sqlite_store)))
     sqlite_store.write(lambda connection: llm_engines.set_info(connection, url, EngineInfo(control=True)))
     sqlite_store.write(lambda connection: llm_engines.set_version(connection, "7", None))
     has("7")

@@ -17,6 +17,7 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import token_ids
 from farm.store import migrations
 from farm.store.database import Store
+from tests.secret_keys import key_of
 from tests.services.engines import routed
 from tests.services.farms import until
 from tests.vllm.server import RealVllm
@@ -44,7 +45,7 @@ def engines(vllm: RealVllm, tmp_path: Path, broker_url: str) -> Iterator[tuple[L
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
-    fleets = [EngineRegistry(store, signals, f"n/run/{number}") for number in range(2)]
+    fleets = [EngineRegistry(store, signals, f"n/run/{number}", key_of(store)) for number in range(2)]
     pools = [EnginePool(fleet, reporter=fleet) for fleet in fleets]
     for fleet, pool in zip(fleets, pools, strict=True):
         fleet.on_change = pool.changed

@@ -21,6 +21,7 @@ from farm.records.request import Instance
 from farm.records.task_needs import unsupported
 from farm.rows.loaded_rows import COLUMNS
 from farm.rows.row_forms import FORMS
+from farm.settings import settings
 from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
 from farm.tasks.harbor_instance import DATA_SOURCE, needs_of
 from farm.tasks.known_tasks import ATTACKS, keep_text, kept_in
@@ -112,7 +113,7 @@ def _shown(scored: Sequence[AttackScore]) -> str:
 def kept(digest: str, plan: str) -> AttackReport | None:
     """Return a task's stored report for these attacks; None if there is no readable one."""
     try:
-        stored = _stored.validate_json((kept_in(ATTACKS) / f"{digest}.{plan}.json").read_bytes())
+        stored = _stored.validate_json((kept_in(settings().home, ATTACKS) / f"{digest}.{plan}.json").read_bytes())
     except (OSError, ValidationError):
         return None
     return replace(stored, known=True)
@@ -122,7 +123,7 @@ def keep(report: AttackReport) -> None:
     """Store a report under the digests of its task and its attacks, below FARM_HOME. Raises NotAllowed, OSError."""
     fields = {**asdict(report), "findings": report.findings}
     del fields["known"]
-    keep_text(ATTACKS, f"{report.digest}.{report.plan}.json", json.dumps(fields))
+    keep_text(settings().home, ATTACKS, f"{report.digest}.{report.plan}.json", json.dumps(fields))
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
             archive = (await job_of(task, options)).archive
-            stored = any(kept_in(CHECKS).glob(f"{archive}.*.json"))
+            stored = any(kept_in(settings().home, CHECKS).glob(f"{archive}.*.json"))
             if not options.again and stored and (known := await _known(task, options)):
                 return known
             untouched = await repeated(partial(score_of, task, options))
@@ -209,15 +209,15 @@ async def _known(task: TaskFolder, options: CheckOptions) -> TaskCheck | None:
     """Return the stored result of a task if nothing that affects it has changed, its evidence included."""
     archive, key = await repeated(partial(_key, task, options))
     try:
-        result = _stored.validate_json((kept_in(CHECKS) / f"{archive}.{key}.json").read_bytes())
+        result = _stored.validate_json((kept_in(settings().home, CHECKS) / f"{archive}.{key}.json").read_bytes())
     except (OSError, ValidationError):
         return None
-    return replace(result, known=True) if result.evidence == evidence_of(archive) else None
+    return replace(result, known=True) if result.evidence == evidence_of(settings().home, archive) else None
 
 
 async def _keep(task: TaskFolder, options: CheckOptions, result: TaskCheck) -> None:
     archive, key = await repeated(partial(_key, task, options))
-    await asyncio.to_thread(keep_text, CHECKS, f"{archive}.{key}.json", json.dumps(asdict(result)))
+    await asyncio.to_thread(keep_text, settings().home, CHECKS, f"{archive}.{key}.json", json.dumps(asdict(result)))
 
 
 async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
@@ -241,30 +241,30 @@ async def _by_footprint(task: TaskFolder, options: CheckOptions, run: SolutionRu
     if as_authors.score.value < 1.0:
         return run, run.failure
     archive = (await job_of(task, options)).archive
-    known = evidence_of(archive)
+    known = evidence_of(settings().home, archive)
     changed = tuple(sorted({*known.footprint, *run.score.details.get("restored", ())}))
     if changed and not any(path.endswith("/") and path.count("/") < _LEAST_DEPTH for path in changed):
-        await asyncio.to_thread(keep_evidence, archive, replace(known, footprint=changed))
+        await asyncio.to_thread(keep_evidence, settings().home, archive, replace(known, footprint=changed))
         by_footprint = await repeated(partial(solve, task, options))
         if by_footprint.score.value >= 1.0:
             return by_footprint, ""
-        await asyncio.to_thread(keep_evidence, archive, known)
+        await asyncio.to_thread(keep_evidence, settings().home, archive, known)
     paths = ", ".join(changed[:_N_SHOWN]) or "files of pytest's configuration at /"
     return run, f"; with `verification=as_authors` it scores 1, as it changes {paths}"
 
 
 async def _try_safe_path(task: TaskFolder, options: CheckOptions, archive: str) -> None:
     """Store whether the tests also score the solution 1 with PYTHONSAFEPATH=1, unless known."""
-    known = evidence_of(archive)
+    known = evidence_of(settings().home, archive)
     if known.safe_path:
         return
-    await asyncio.to_thread(keep_evidence, archive, replace(known, safe_path=True))
+    await asyncio.to_thread(keep_evidence, settings().home, archive, replace(known, safe_path=True))
     passes = False
     try:
         passes = (await repeated(partial(solve, task, options))).score.value >= 1.0
     finally:
         if not passes:
-            await asyncio.to_thread(keep_evidence, archive, known)
+            await asyncio.to_thread(keep_evidence, settings().home, archive, known)
 
 
 def _runs_python(task: TaskFolder) -> bool:
@@ -282,7 +282,7 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
     if solved < 1.0:
         faults.insert(0, f"its solution scores {solved:g}, not 1{note}")
         test_output = _output_end(solution.score)
-    log = keep_text(CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
+    log = keep_text(settings().home, CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
     rewards = solution.score.rewards
     image = str(solution.score.details.get("image", ""))
     return TaskCheck(
@@ -290,7 +290,7 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
         solved,
         untouched.value,
         "; ".join(faults),
-        evidence_of(archive),
+        evidence_of(settings().home, archive),
         rewards,
         test_output,
         image,
@@ -341,5 +341,6 @@ async def solve(task: TaskFolder, options: CheckOptions) -> SolutionRun:
 
 async def job_of(task: TaskFolder, options: CheckOptions) -> StageJob:
     """Return the job of a task that runs once, with its archive unpacked on this node, as in a batch."""
-    request = task.request(await asyncio.to_thread(local_archive, task.path))
+    archive = await asyncio.to_thread(local_archive, task.path)
+    request = task.request(archive, evidence_of(settings().home, archive))
     return options.job(DATA_SOURCE, request["fields"], request["archive"])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from farm.settings import settings
+from workers.config import own_config
 
 _DEPTH = 3
 """Depth below the scratch folder of the search for a sandbox's own folder."""
@@ -37,7 +37,7 @@ def mounts_with(text: str) -> list[str]:
 
 def files_with(text: str) -> list[Path]:
     """Return files and folders whose name contains a text, in the scratch folder and a few levels below it."""
-    return [path for path in _below(settings().scratch, _DEPTH) if text in path.name]
+    return [path for path in _below(own_config().sandboxes.scratch, _DEPTH) if text in path.name]
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

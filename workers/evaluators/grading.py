@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from farm.errors import EvaluatorError
-from farm.settings import settings
+from workers.config import own_config
 from workers.evaluators import grader
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import ProcessEnd
@@ -52,7 +52,7 @@ def graded(family: str, reply: dict[str, Any], limit_s: float, conditions: Condi
     """Read the grader's reply. Raises EvaluatorError if the scorer could not import a part of its library."""
     answer = reply["reply"] or {}
     if "broken" in answer:
-        user = settings().sandbox_user
+        user = own_config().sandboxes.user
         raise EvaluatorError(
             f"the verifier of {family} {answer['broken']}: make the folders of its modules readable by {user}"
         )
@@ -65,6 +65,7 @@ class Grader:
 
     def __init__(self, library: str = "reasoning-gym") -> None:
         self._library = library
+        self._command = grader.command(own_config().sandboxes.user, library)
         self._room = asyncio.Semaphore(os.cpu_count() or 1)
         self._starting = asyncio.Lock()
         self._line: _Line | None = None
@@ -124,7 +125,7 @@ class Grader:
             if self._line is None or self._line.ended.done():
                 await self.aclose()
                 self.trusted.clear()
-                self._line = _Line(await _started(self._library))
+                self._line = _Line(await _started(self._command))
             return self._line
 
 
@@ -181,9 +182,9 @@ class _Line:
                     reply.set_exception(BrokenPipeError())
 
 
-async def _started(library: str) -> asyncio.subprocess.Process:
+async def _started(command: Sequence[str]) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        *grader.command(settings().sandbox_user, library),
+        *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -209,8 +210,7 @@ async def _started(library: str) -> asyncio.subprocess.Process:
     if failure:
         raise EvaluatorError(f"the grader process scores known answers wrongly: {failure}")
     if not is_ready:
-        command = " ".join(grader.command(settings().sandbox_user, library))
-        raise EvaluatorError(f"the grader process does not start; try it manually: {command}")
+        raise EvaluatorError(f"the grader process does not start; try it manually: {' '.join(command)}")
     return process
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
-from farm.settings import settings
-from workers.config import SandboxConfig
+from workers.config import own_config
 from workers.sandboxes.shortage import watched
 
 _PERIOD_S = 0.1
@@ -46,7 +45,7 @@ async def observed() -> AsyncIterator[Conditions]:
     """Measure while the block runs; the yielded conditions are complete once the block has ended."""
     before = shortage()
     conditions = Conditions(shortage=before, earlier=bool(before))
-    with watched(SandboxConfig.of(settings())) as window:
+    with watched(own_config().sandboxes) as window:
         window.on_disk = True
         ticker = asyncio.ensure_future(_tick(conditions))
         try:
@@ -73,7 +72,7 @@ async def _tick(conditions: Conditions) -> None:
 
 def shortage(folders: tuple[Path, ...] | None = None) -> str:
     """Return the first exhausted resource of this node or this process, with a remedy; empty if there is none."""
-    for folder in (settings().scratch, Path(gettempdir())) if folders is None else folders:
+    for folder in (own_config().sandboxes.scratch, Path(gettempdir())) if folders is None else folders:
         if words := _disk(folder):
             return words
     return _memory() or _descriptors() or _threads()

@@ -39,7 +39,7 @@ from farm.records.rollout import Stage
 from farm.scheduler.dispatcher import Dispatcher
 from farm.settings import Settings
 from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node_names, nodes, placement
-from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.database import Store, Work
 from farm.store.nodes import PROCESS_CONNECTIONS
 from workers.config import SandboxConfig
@@ -110,6 +110,7 @@ class Supervisor:
         self._store = Store(
             options.database_url, n_connections=PROCESS_CONNECTIONS, urgent_s=options.node_timeout_s / 4
         )
+        self._secret_key = SecretKey.of(options, self._store.engine.url)
         self._signals = Signals(options.broker_url)
         self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
         sandboxes = self._config.sandboxes_folder
@@ -122,7 +123,7 @@ class Supervisor:
             run_slots=slots.run,
             eval_slots=slots.eval,
             handlers=sorted(installed(registry.HANDLERS)),
-            info={"supervisor": os.getpid(), "lease_s": options.lease_s, **node_names.about()},
+            info={"supervisor": os.getpid(), "lease_s": options.lease_s, **node_names.about(options.home)},
             instance=secrets.token_hex(8),
         )
         self._job = JobEnd()
@@ -136,7 +137,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         migrations.check(self._store)
-        self._store.read(check_secret_key)
+        self._store.read(self._secret_key.check)
         self._check_sandboxes()
         forget_notes(self._options.scratch)
         self._sweeper.sweep()
@@ -221,7 +222,7 @@ class Supervisor:
         if url:
             own = (url, self._options.policy_model, self._options.policy_key)
             engine = StoredEngine(*own, added_by=self._options.node)
-            self._store.write(lambda connection: llm_engines.add(connection, engine))
+            self._store.write(lambda connection: llm_engines.add(connection, engine, self._secret_key))
         self._signals.wake()
 
     def _keep_up(self) -> None:
@@ -330,7 +331,7 @@ class Supervisor:
         """Send heartbeats, which must not be delayed by anything else."""
 
         def beat(connection: Connection) -> str:
-            self._keyless = secret_key_fault(connection)
+            self._keyless = self._secret_key.fault(connection)
             known = {WITHOUT_SANDBOX: noted_without_sandbox(self._options.scratch)}
             return nodes.heartbeat(connection, replace(self._announced, info={**self._announced.info, **known}))
 

@@ -21,7 +21,7 @@ from farm.notifications import ENGINES, Signals
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import EngineUse, Paused, StoredEngine
 from farm.store import leader, llm_engines
-from farm.store.access.sealed_secrets import opened
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.database import Store
 from workers.policy.routing.backend import EngineReporter
 from workers.stages.redaction import in_use
@@ -44,11 +44,19 @@ _FORGET_ME_S = 3.0
 class EngineRegistry(EngineReporter):
     """Reads until closed. `on_change` is called from its thread."""
 
-    def __init__(self, store: Store, signals: Signals, owner: str, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        signals: Signals,
+        owner: str,
+        secret_key: SecretKey,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
         self.on_change = on_change
         self._store = store
         self._signals = signals
         self._owner = owner
+        self._secret_key = secret_key
         self._listed: tuple[StoredEngine, ...] = ()
         self._reported_failures: dict[str, tuple[str, float]] = {}
         self._reported: Mapping[str, EngineUse] = {}
@@ -92,16 +100,16 @@ class EngineRegistry(EngineReporter):
     def _read(self) -> None:
         result = self._store.read(llm_engines.listing)
         self._remind(result)
-        listed = tuple(self._opened(engine) for engine in result)
+        listed = tuple(self._unsealed(engine) for engine in result)
         if listed != self._listed:
             self._listed = listed
             if self.on_change is not None:
                 self.on_change()
 
-    def _opened(self, engine: StoredEngine) -> StoredEngine:
+    def _unsealed(self, engine: StoredEngine) -> StoredEngine:
         """Return an engine with its key. If the key is missing, the engine itself will answer that it needs one."""
         try:
-            key = opened(self._store.engine.url, engine.key)
+            key = self._secret_key.unseal(engine.key)
             # servers repeat what they were sent
             in_use.add(key)
             return replace(engine, key=key)

@@ -21,7 +21,7 @@ from farm.records.request import BatchSettings, EngineSettings
 from farm.records.rollout import Stage
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
-from farm.store.access.sealed_secrets import opened_request
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.blobs import stored_archives
 from farm.store.database import Store
 from farm.store.nodes import PROCESS_CONNECTIONS
@@ -107,13 +107,14 @@ class Worker:
             urgent_s=options.lease_s / 3,
         )
         migrations.check(self.store)
+        self._secret_key = SecretKey.of(options, self.store.engine.url)
         self.signals = Signals(options.broker_url)
         self.loop = Loop()
         self.breaker = NodeBreaker(self.store, self.signals, pool, options.node, options.node_timeout_s)
         self.leases = Leases(self.store, self.signals, self.owner, options.lease_s, options.stall_s)
         self.watchdog = Watchdog(self.loop, self.leases, options.stall_s)
         self.watchdog.start()
-        self.engine_registry = EngineRegistry(self.store, self.signals, self.owner)
+        self.engine_registry = EngineRegistry(self.store, self.signals, self.owner, self._secret_key)
         redis = redis_client(options.broker_url)
         self.loads = SharedLoads(redis, self.owner) if redis is not None else None
         client = partial(open_engine, timeout_s=options.policy_timeout_s)
@@ -188,7 +189,7 @@ class Worker:
     def _read_request(self, batch_id: str) -> StoredRequest:
         stored = self.store.read(lambda connection: batches.request_of(connection, batch_id))
         try:
-            return StoredRequest.model_validate(opened_request(self.store.engine.url, stored))
+            return StoredRequest.model_validate(self._secret_key.unseal_request(stored))
         except NotAllowed as error:
             raise EngineError(str(error)) from None
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -283,6 +284,7 @@ def _nodes(shared: Path, patience_s: float) -> tuple[dict[str, str], dict[str, i
     """Return job → node and node → number of its rollouts; nothing without a head. Raises StoreUnavailable."""
     from farm.launch.shared_address import read_address
     from farm.launch.slurm_keeper import demand
+    from farm.settings import settings
     from farm.store.database import Store
 
     address = read_address(shared)
@@ -290,7 +292,7 @@ def _nodes(shared: Path, patience_s: float) -> tuple[dict[str, str], dict[str, i
         return {}, {}
     store = Store(address.store_url)
     try:
-        occupied, _, node_of = store.read(demand, patience_s)
+        occupied, _, node_of = store.read(partial(demand, node_timeout_s=settings().node_timeout_s), patience_s)
     finally:
         store.close()
     return node_of, occupied

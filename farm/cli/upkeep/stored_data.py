@@ -112,7 +112,8 @@ def backup(file: Path, url: str | None) -> None:
     from farm.cli.export import check_writable
     from farm.client.local import open_store
     from farm.home import is_http
-    from farm.store.access.sealed_secrets import has_secrets
+    from farm.settings import settings
+    from farm.store.access.sealed_secrets import SecretKey, has_secrets
     from farm.store.backups.backup import back_up
 
     if is_http(url):
@@ -125,7 +126,7 @@ def backup(file: Path, url: str | None) -> None:
             if received:
                 raise click.ClickException("interrupted: no backup was written")
 
-        made = back_up(store, file, check)
+        made = back_up(store, SecretKey.of(settings(), store.engine.url), file, check)
         size_mb = file.stat().st_size / 1e6
         click.echo(f"{file}: {made.n_batches} batches, {made.n_rollouts} rollouts, {size_mb:,.1f} MB")
         if "secret_key" not in made.files and store.read(has_secrets):
@@ -147,6 +148,8 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
     were open then run again once nodes start. Later data is lost, and clients that saw it get an error.
     """
     from farm.home import is_http
+    from farm.settings import settings
+    from farm.store.access.sealed_secrets import SecretKey
     from farm.store.backups.backup import read_backup
     from farm.store.backups.backup import restore as restored
     from farm.store.database import Store
@@ -155,7 +158,8 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
         raise InvalidRequest("an API restores nothing: give the database's URL, or leave --url out", field="url")
     found = read_backup(file)
     with contextlib.closing(Store(_target(url))) as store:
-        written = restored(store, found, replace)
+        secret_key = SecretKey.of(settings(), store.engine.url)
+        written = restored(store, secret_key, found, settings().node_timeout_s, replace)
         made = time.strftime("%F %T", time.gmtime(found.made_at))
         click.echo(f"{store.name}: {found.n_batches} batches, {found.n_rollouts} rollouts, as of {made} UTC")
         for path in written:

@@ -13,8 +13,9 @@ import os
 import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, exists, insert, literal, select
 
@@ -22,8 +23,10 @@ from farm.callers import Caller, Scope
 from farm.configuration.secret_values import shown_host
 from farm.errors import Forbidden, InvalidRequest, NotAllowed, UsageError
 from farm.home import own_home, written_once
-from farm.settings import settings
 from farm.store.sql.schema import SecretKeyRow
+
+if TYPE_CHECKING:
+    from farm.settings import Settings
 
 FILE = "secret_key"
 _SEALED, _REFERENCE = "sealed:", "env:"
@@ -34,51 +37,119 @@ _ROLE = "secrets"
 _known = SecretKeyRow.__table__
 
 
-def sealed(connection: Connection, text: str, caller: Caller | None = None) -> str:
-    """Return the stored form of a secret.
+@dataclass(frozen=True, slots=True)
+class SecretKey:
+    """The secret key of one store in one process: FARM_SECRET_KEY, else the file, which is read at each use.
 
-    Raises NotAllowed without the farm's secret key; InvalidRequest or Forbidden for a variable that may not be named.
+    `node` names the process in errors. `home` is FARM_HOME, which is created if the file is in it.
     """
-    if not text or text == "none":
+
+    node: str
+    file: Path
+    home: Path
+    given: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, settings: Settings, url: URL) -> SecretKey:
+        """Return the key of the store at a database URL by the settings of a process."""
+        home = settings.home.absolute()
+        is_file = url.get_backend_name() == "sqlite" and url.database
+        folder = Path(str(url.database)).absolute().parent if is_file else home
+        return cls(settings.node, folder / FILE, home, settings.secret_key.strip())
+
+    def seal(self, connection: Connection, text: str, caller: Caller | None = None) -> str:
+        """Return the stored form of a secret; the first one of a farm creates its key.
+
+        Raises NotAllowed without the farm's secret key; InvalidRequest or Forbidden for a variable that may not be
+        named.
+        """
+        if not text or text == "none":
+            return text
+        if text.startswith(_REFERENCE):
+            return _checked_reference(text, caller)
+        return _SEALED + str(_fernet(self._registered(connection)).encrypt(text.encode()).decode())
+
+    def unseal(self, text: str) -> str:
+        """Decrypt a stored secret, or return the value of the environment variable that it names.
+
+        Raises NotAllowed, which names the missing key or variable.
+        """
+        if text.startswith(_REFERENCE):
+            name = text.removeprefix(_REFERENCE)
+            value = None if name.startswith(_OWN_VARIABLES) else os.environ.get(name)
+            if value is None:
+                raise NotAllowed(f"node {self.node} has no environment variable {name}, which a secret refers to")
+            return value
+        if not text.startswith(_SEALED):
+            return text
+        key = self._required()
+        from cryptography.fernet import InvalidToken
+
+        try:
+            return str(_fernet(key).decrypt(text.removeprefix(_SEALED)).decode())
+        except InvalidToken:
+            raise self._differs() from None
+
+    def seal_request(self, connection: Connection, stored: dict[str, Any], caller: Caller | None) -> dict[str, Any]:
+        """Return the stored form of a request with its secrets sealed. Raises as `seal`."""
+        return _with_secrets(stored, lambda text: self.seal(connection, text, caller))
+
+    def unseal_request(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return a stored request with its secrets decrypted. Raises as `unseal`."""
+        return _with_secrets(stored, self.unseal)
+
+    def check(self, connection: Connection) -> None:
+        """Raise NotAllowed if the farm has secrets and this process cannot decrypt them."""
+        fingerprint = _fingerprint_in(connection)
+        if fingerprint and _fingerprint(self._required()) != fingerprint:
+            raise self._differs()
+
+    def fault(self, connection: Connection) -> str:
+        """Return the reason this process cannot decrypt the farm's secrets; empty if it can, or there are none."""
+        try:
+            self.check(connection)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def text(self) -> str:
+        """Return the key; empty if this process has none. Raises InvalidRequest for one that is too short."""
+        text = self.given
+        if not text:
+            try:
+                text = self.file.read_text().strip()
+            except OSError:
+                return ""
+        if len(text) < _LEAST_CHARS:
+            raise InvalidRequest(
+                f"the secret key must have at least {_LEAST_CHARS} characters", field="FARM_SECRET_KEY"
+            )
         return text
-    if text.startswith(_REFERENCE):
-        return _checked_reference(text, caller)
-    key = _registered_key(connection)
-    return _SEALED + str(_fernet(key).encrypt(text.encode()).decode())
 
+    def _required(self) -> str:
+        if text := self.text():
+            return text
+        raise NotAllowed(
+            f"node {self.node} has no secret key of the farm, which keys of engines are encrypted with ({self.file}): "
+            f"{_REMEDY}"
+        )
 
-def opened(url: URL, text: str) -> str:
-    """Decrypt a stored secret, or return the value of the environment variable that it names.
+    def _differs(self) -> NotAllowed:
+        return NotAllowed(f"node {self.node} has a different secret key than the farm: {_REMEDY}")
 
-    Raises NotAllowed, which names the missing key or variable.
-    """
-    if text.startswith(_REFERENCE):
-        name = text.removeprefix(_REFERENCE)
-        value = None if name.startswith(_OWN_VARIABLES) else os.environ.get(name)
-        if value is None:
-            raise NotAllowed(f"node {settings().node} has no environment variable {name}, which a secret refers to")
-        return value
-    if not text.startswith(_SEALED):
-        return text
-    key = known_secret_key(url)
-    if not key:
-        raise NotAllowed(f"node {settings().node} {_missing(url)}")
-    from cryptography.fernet import InvalidToken
+    def _registered(self, connection: Connection) -> str:
+        """Return the farm's secret key; create it if there is none. Raises NotAllowed if this process has another."""
+        if not _fingerprint_in(connection):
+            key = self.text() or self._created()
+            unknown = select(literal(_ROLE), literal(_fingerprint(key))).where(~exists().where(_known.c.role == _ROLE))
+            connection.execute(insert(_known).from_select(["role", "fingerprint"], unknown))
+        self.check(connection)
+        return self.text()
 
-    try:
-        return str(_fernet(key).decrypt(text.removeprefix(_SEALED)).decode())
-    except InvalidToken:
-        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_REMEDY}") from None
-
-
-def sealed_request(connection: Connection, stored: dict[str, Any], caller: Caller | None = None) -> dict[str, Any]:
-    """Return the stored form of a request with its secrets sealed."""
-    return _with_secrets(stored, lambda text: sealed(connection, text, caller))
-
-
-def opened_request(url: URL, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored request with its secrets decrypted. Raises as `opened`."""
-    return _with_secrets(stored, lambda text: opened(url, text))
+    def _created(self) -> str:
+        if self.file.parent == self.home:
+            own_home(self.home)
+        return written_once(self.file, secrets.token_urlsafe(32))
 
 
 def shown_request(stored: dict[str, Any]) -> dict[str, Any]:
@@ -100,70 +171,9 @@ def _with_secrets(stored: dict[str, Any], change: Callable[[str], str]) -> dict[
     return result
 
 
-def check_secret_key(connection: Connection) -> None:
-    """Raise NotAllowed if the farm has secrets and this process cannot decrypt them."""
-    fingerprint = _fingerprint_in(connection)
-    if not fingerprint:
-        return
-    key = known_secret_key(connection.engine.url)
-    if not key:
-        raise NotAllowed(f"node {settings().node} {_missing(connection.engine.url)}")
-    if _fingerprint(key) != fingerprint:
-        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_REMEDY}")
-
-
 def has_secrets(connection: Connection) -> bool:
     """Return whether the store has any encrypted secret."""
     return bool(_fingerprint_in(connection))
-
-
-def secret_key_fault(connection: Connection) -> str:
-    """Return the reason this process cannot decrypt the farm's secrets; empty if it can, or there are none."""
-    try:
-        check_secret_key(connection)
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def known_secret_key(url: URL) -> str:
-    """Return the secret key of this process; empty if it has none. Raises InvalidRequest for one that is too short."""
-    given = settings().secret_key.strip()
-    if not given:
-        try:
-            given = (_folder(url) / FILE).read_text().strip()
-        except OSError:
-            return ""
-    if len(given) < _LEAST_CHARS:
-        raise InvalidRequest(f"the secret key must have at least {_LEAST_CHARS} characters", field="FARM_SECRET_KEY")
-    return given
-
-
-def _registered_key(connection: Connection) -> str:
-    """Return the farm's secret key; create it if there is none. Raises NotAllowed if this process has another one."""
-    url = connection.engine.url
-    if not _fingerprint_in(connection):
-        key = known_secret_key(url) or _made(_folder(url))
-        unknown = select(literal(_ROLE), literal(_fingerprint(key))).where(~exists().where(_known.c.role == _ROLE))
-        connection.execute(insert(_known).from_select(["role", "fingerprint"], unknown))
-    check_secret_key(connection)
-    return known_secret_key(url)
-
-
-def _made(folder: Path) -> str:
-    if folder == settings().home.absolute():
-        own_home(folder)
-    return written_once(folder / FILE, secrets.token_urlsafe(32))
-
-
-def _folder(url: URL) -> Path:
-    is_file = url.get_backend_name() == "sqlite" and url.database
-    return Path(str(url.database)).absolute().parent if is_file else settings().home.absolute()
-
-
-def secret_key_file(url: URL) -> Path:
-    """Return the path of a store's secret key file, used without FARM_SECRET_KEY."""
-    return _folder(url) / FILE
 
 
 def _fingerprint_in(connection: Connection) -> str:
@@ -183,10 +193,6 @@ def _fernet(key: str) -> Any:
 
 
 _REMEDY = "set FARM_SECRET_KEY to the farm's, or share FARM_HOME with the node that made it"
-
-
-def _missing(url: URL) -> str:
-    return f"has no secret key of the farm, which keys of engines are encrypted with ({_folder(url) / FILE}): {_REMEDY}"
 
 
 def _checked_reference(text: str, caller: Caller | None) -> str:

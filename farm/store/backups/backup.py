@@ -27,10 +27,9 @@ from sqlalchemy import JSON, Connection, Table, func, literal, select, update
 from farm.configuration.service_urls import sqlite_url
 from farm.errors import Conflict, InvalidRequest, NotAllowed, StoreUnavailable
 from farm.home import KEY_FILE, own_home, write_own
-from farm.settings import settings
 from farm.store import epoch, migrations
 from farm.store.access.sealed_secrets import FILE as SECRET_KEY_FILE
-from farm.store.access.sealed_secrets import check_secret_key, secret_key_file
+from farm.store.access.sealed_secrets import SecretKey
 from farm.store.database import Store
 from farm.store.leader import leaders
 from farm.store.migrations import head
@@ -172,7 +171,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def back_up(store: Store, path: Path, check: Callable[[], object] = lambda: None) -> BackupFile:
+def back_up(store: Store, secret_key: SecretKey, path: Path, check: Callable[[], object] = lambda: None) -> BackupFile:
     """Write a backup to `path`, which is replaced once the new file is complete.
 
     Raises Conflict while another process writes it, InvalidRequest for an existing file that is no backup.
@@ -189,7 +188,7 @@ def back_up(store: Store, path: Path, check: Callable[[], object] = lambda: None
             _copy_rows(store, part, check)
         manifest = {"made_at": str(time.time()), "version": version("rollout-farm"), "of": store.engine.dialect.name}
         with contextlib.closing(sqlite3.connect(part)) as connection, connection:
-            describe(connection, manifest, _files(store))
+            describe(connection, manifest, _files(secret_key))
             connection.commit()
             # one file, without a WAL next to it
             connection.execute("PRAGMA journal_mode = DELETE")
@@ -227,21 +226,23 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
         copy.commit()
 
 
-def _files(store: Store) -> dict[str, bytes]:
+def _files(secret_key: SecretKey) -> dict[str, bytes]:
     """Return the farm's files that a store restored elsewhere needs to be the same farm, if they exist."""
     found = {}
-    for name, path in _places(store).items():
+    for name, path in _places(secret_key).items():
         with contextlib.suppress(OSError):
             found[name] = path.read_bytes()
     return found
 
 
-def _places(store: Store) -> Mapping[str, Path]:
-    key = secret_key_file(store.engine.url)
+def _places(secret_key: SecretKey) -> Mapping[str, Path]:
+    key = secret_key.file
     return {each.name: each for each in (key, key.with_name(KEY_FILE), key.with_name("image_aliases.json"))}
 
 
-def restore(store: Store, backup: BackupFile, replace: bool = False) -> list[Path]:
+def restore(
+    store: Store, secret_key: SecretKey, backup: BackupFile, node_timeout_s: float, replace: bool = False
+) -> list[Path]:
     """Restore a store from a backup, and the farm's files that are missing. Returns those files.
 
     Processes that saw a newer state of the store are told that it went back. Raises Conflict, and changes nothing, if
@@ -250,11 +251,11 @@ def restore(store: Store, backup: BackupFile, replace: bool = False) -> list[Pat
     if migrations.revision(store) is None:
         migrations.migrate(store)
     migrations.check(store)
-    store.read(lambda connection: _check_target(connection, store, replace))
-    written = _put_files(store, backup, replace)
+    store.read(lambda connection: _check_target(connection, store, node_timeout_s, replace))
+    written = _put_files(secret_key, backup, replace)
 
     def work(connection: Connection) -> None:
-        _check_target(connection, store, replace)
+        _check_target(connection, store, node_timeout_s, replace)
         if connection.dialect.name == "sqlite":
             for table in reversed(TABLES):
                 connection.execute(table.delete())
@@ -262,7 +263,7 @@ def restore(store: Store, backup: BackupFile, replace: bool = False) -> list[Pat
             connection.exec_driver_sql(f"TRUNCATE {', '.join(table.name for table in TABLES)}")
         for table in TABLES:
             _insert(connection, table, backup)
-        check_secret_key(connection)
+        secret_key.check(connection)
         epoch.begin(connection, epoch.current(connection))
         _end_all_life(connection)
 
@@ -294,13 +295,13 @@ def _insert(connection: Connection, table: Table, backup: BackupFile) -> None:
         connection.exec_driver_sql(statement, rows)
 
 
-def _check_target(connection: Connection, store: Store, replace: bool) -> None:
-    alive = age_of(nodes.c.heartbeat_at) < settings().node_timeout_s
+def _check_target(connection: Connection, store: Store, node_timeout_s: float, replace: bool) -> None:
+    alive = age_of(nodes.c.heartbeat_at) < node_timeout_s
     names = connection.execute(select(nodes.c.node).where(alive)).scalars().all()
     if names:
         raise Conflict(
-            f"{store.name} is in use: node {names[0]} sent a heartbeat within {settings().node_timeout_s:g} s; end its "
-            "nodes first, or wait"
+            f"{store.name} is in use: node {names[0]} sent a heartbeat within {node_timeout_s:g} s; end its nodes "
+            "first, or wait"
         )
     if replace:
         return
@@ -316,9 +317,9 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{path.name}.replaced")
 
 
-def _put_files(store: Store, backup: BackupFile, replace: bool) -> list[Path]:
+def _put_files(secret_key: SecretKey, backup: BackupFile, replace: bool) -> list[Path]:
     written = []
-    for name, path in _places(store).items():
+    for name, path in _places(secret_key).items():
         if name not in backup.files:
             continue
         text = backup.files[name].decode("utf-8", "replace")
@@ -329,7 +330,7 @@ def _put_files(store: Store, backup: BackupFile, replace: bool) -> list[Path]:
                 path.replace(_aside(path))
             else:
                 continue
-        if path.parent == settings().home.absolute():
+        if path.parent == secret_key.home:
             own_home(path.parent)
         write_own(path, text)
         written.append(path)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from farm.tasks.harbor_folder import task_folder
+from farm.settings import settings
+from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.known_tasks import TaskEvidence, evidence_of
 from tests.integration.tasks.harbor_hacks import write_task
 from workers.cli.local_rollout import local_archive
@@ -56,9 +58,16 @@ def score(folder: Path) -> float:
         return asyncio.run(solve(task, OPTIONS)).score.value
 
 
+def fields_of(task: TaskFolder) -> dict[str, Any]:
+    """Return the fields of a task, with its stored evidence."""
+    archive = local_archive(task.path)
+    fields: dict[str, Any] = task.request(archive, evidence_of(settings().home, archive))["fields"]
+    return fields
+
+
 def footprint(folder: Path) -> object:
     with task_folder(folder) as task:
-        return task.request(local_archive(task.path))["fields"].get("footprint")
+        return fields_of(task).get("footprint")
 
 
 def test_paths_changed_by_the_solution_are_stored_and_allowed_to_policies(place: Path, tmp_path: Path) -> None:
@@ -109,7 +118,7 @@ def test_tests_that_pass_with_safe_path_run_with_it(place: Path, tmp_path: Path)
     folder = write_task(tmp_path / "task", ENTERED, f"mkdir -p /app/data; {WORK}")
     assert check(folder).evidence == TaskEvidence(safe_path=True)
     with task_folder(folder) as task:
-        assert task.request(local_archive(task.path))["fields"]["safe_path"] is True
+        assert fields_of(task)["safe_path"] is True
     forged = write_task(tmp_path / "forged", ENTERED, SHADOWING)
     assert score(forged) == 1.0
     with task_folder(forged) as task:
@@ -122,4 +131,4 @@ def test_tests_that_import_from_their_folder_run_without_safe_path(place: Path, 
     assert check(folder) == TaskCheck("task", 1.0, 0.0)
     assert score(folder) == 1.0
     with task_folder(folder) as task:
-        assert evidence_of(local_archive(task.path)) == TaskEvidence()
+        assert evidence_of(settings().home, local_archive(task.path)) == TaskEvidence()

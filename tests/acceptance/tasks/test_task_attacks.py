@@ -7,14 +7,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farm.cli.request_files import read_problems
-from farm.client.request_checks import checked_request
+from farm.client.request_checks import checked_request, with_findings
+from farm.settings import settings
 from workers.cli.task_attacks import AttackOptions, AttackReport, attacked, targets_of
 from workers.cli.task_checks import CheckOptions
 
@@ -83,12 +84,16 @@ def test_findings_name_the_class_of_the_scoring_attack(reports: Mapping[str, Att
 
 def test_batch_of_attacked_rows_reports_their_findings(reports: Mapping[str, AttackReport], tmp_path: Path) -> None:
     instances = read_problems(written(tmp_path / "rows.jsonl", ROWS)).instances
-    assert checked_request({"instances": instances}).findings == (
+
+    def findings(some: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        return with_findings(checked_request({"instances": some}), settings().home).findings
+
+    assert findings(instances) == (
         f"1 of {len(ROWS)} tasks is vacuous by `farm tasks attack` (vacuous)",
         f"3 of {len(ROWS)} tasks are hackable by `farm tasks attack` (constant, restated, shown)",
         f"1 of {len(ROWS)} tasks is unsolvable by `farm tasks attack` (unsolvable)",
     )
-    assert checked_request({"instances": [instances[0]]}).findings == ()
+    assert findings(instances[:1]) == ()
 
 
 def test_randomly_scoring_solution_is_flaky(place: Path, tmp_path: Path) -> None:

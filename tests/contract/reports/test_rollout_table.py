@@ -20,6 +20,7 @@ from farm.store.reports import rollout_table
 from farm.store.reports.rollout_costs import last_ends, live_by_node, newest_ended
 from farm.store.reports.rollout_table import RolloutFilter
 from farm.store.rollouts import rollouts
+from tests.secret_keys import key_of
 
 N_GROUPS, N_SAMPLES = 12, 5
 OURS = {Outcome.SANDBOX_ERROR, Outcome.ENGINE_ERROR, Outcome.LOST}
@@ -31,7 +32,7 @@ def batch_id(store: Store) -> str:
     source = random.Random(7)
     instances = tuple(Instance(data_source=("math", "code")[n % 2], fields={}) for n in range(N_GROUPS))
     request = BatchRequest(instances=instances, n_samples=N_SAMPLES)
-    made: str = store.write(lambda connection: batches.create(connection, request, ""))[0]
+    made: str = store.write(lambda connection: batches.create(connection, request, "", key_of(store)))[0]
     ids = [each.rollout_id for each in store.read(lambda connection: batches.rollouts_of(connection, made))]
     source.shuffle(ids)
 

@@ -20,6 +20,7 @@ from farm.store.rollouts import batches as batches_table
 from farm.store.rollouts import rollouts
 from farm.store.sql.clock import db_now
 from testkit.deadline import LONG_S
+from tests.secret_keys import key_of
 
 PREFIX = "p:"
 
@@ -27,7 +28,7 @@ PREFIX = "p:"
 def begin(store: Store, name: str) -> str:
     problem = (Instance(data_source="noop", fields={}),)
     request = BatchRequest(instances=problem, idempotency_key=f"{PREFIX}{name}", metadata={"name": name})
-    return store.write(lambda connection: batches.create(connection, request, name))[0]
+    return store.write(lambda connection: batches.create(connection, request, name, key_of(store)))[0]
 
 
 def end(store: Store, batch_id: str, ago_s: float = 0.0) -> None:

@@ -23,7 +23,6 @@ from farm.errors import Conflict, FarmError, InvalidRequest, NotAllowed, StoreUn
 from farm.notifications import Signals
 from farm.records.rollout import Stage
 from farm.store import epoch
-from farm.store.access import sealed_secrets
 from farm.store.backups import backup as backups
 from farm.store.backups.backup import TABLES, BackupFile, read_backup
 from farm.store.database import Store
@@ -33,6 +32,7 @@ from farm.store.sql.clock import db_now
 from testkit.deadline import LONG_S
 from tests.contract.retention.test_pruning import ended_batch
 from tests.contract.store.test_store import announce, claimed, new_batch, place
+from tests.secret_keys import key_of
 from tests.services.commands import output_of
 from tests.services.farms import NOOP, embedded, farm_folder
 
@@ -86,13 +86,13 @@ def contents(store: Store) -> dict[str, list[Any]]:
 
 def test_backup_is_restored_into_the_same_and_another_database(used_store: Store, other: Store, tmp_path: Path) -> None:
     before, was = contents(used_store), used_store.read(epoch.current)
-    made = backups.back_up(used_store, tmp_path / "kept")
+    made = backups.back_up(used_store, key_of(used_store), tmp_path / "kept")
     assert (made.n_batches, made.n_rollouts) == (2, 8)
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o600
-    backups.restore(other, read_backup(tmp_path / "kept"))
+    backups.restore(other, key_of(other), read_backup(tmp_path / "kept"), 60.0)
     assert contents(other) == before
     new_batch(used_store, 5)
-    backups.restore(used_store, made, replace=True)
+    backups.restore(used_store, key_of(used_store), made, 60.0, replace=True)
     assert contents(used_store) == before
     now = used_store.read(epoch.current)
     assert now.epoch != was.epoch, "whoever saw more learns of it"
@@ -126,7 +126,7 @@ def test_backup_is_consistent_while_others_write(store: Store, tmp_path: Path) -
         n_seen.append(len(last))
 
     try:
-        made = backups.back_up(store, tmp_path / "kept", check)
+        made = backups.back_up(store, key_of(store), tmp_path / "kept", check)
     finally:
         stop.set()
         writer.join(LONG_S)
@@ -139,19 +139,19 @@ def test_backup_is_consistent_while_others_write(store: Store, tmp_path: Path) -
 def refused(store: Store, made: BackupFile, error: type[FarmError], text: str) -> None:
     before = contents(store)
     with pytest.raises(error, match=text):
-        backups.restore(store, made)
+        backups.restore(store, key_of(store), made, 60.0)
     assert contents(store) == before
 
 
 def test_restore_overwrites_data_only_with_replace(used_store: Store, other: Store, tmp_path: Path) -> None:
-    made = backups.back_up(used_store, tmp_path / "kept")
+    made = backups.back_up(used_store, key_of(used_store), tmp_path / "kept")
     refused(used_store, made, Conflict, "has 2 batches and is not empty")
     announce(used_store)
     for replace in (False, True):
         with pytest.raises(Conflict, match="node n1 sent a heartbeat within"):
-            backups.restore(used_store, made, replace)
+            backups.restore(used_store, key_of(used_store), made, 60.0, replace)
     other.write(lambda connection: None) if other.is_there else None
-    backups.restore(other, made)
+    backups.restore(other, key_of(other), made, 60.0)
     refused(other, made, Conflict, "--replace removes all")
 
 
@@ -165,25 +165,25 @@ class Torn(BackupFile):
 
 
 def test_failed_restore_leaves_the_store_unchanged(used_store: Store, other: Store, tmp_path: Path) -> None:
-    sealed = used_store.write(lambda connection: sealed_secrets.sealed(connection, "word"))
-    made = backups.back_up(used_store, tmp_path / "kept")
+    sealed = used_store.write(lambda connection: key_of(used_store).seal(connection, "word"))
+    made = backups.back_up(used_store, key_of(used_store), tmp_path / "kept")
     torn = Torn(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
     before = contents(used_store)
     with pytest.raises(OSError, match="the disk is gone"):
-        backups.restore(used_store, torn, replace=True)
+        backups.restore(used_store, key_of(used_store), torn, 60.0, replace=True)
     assert contents(used_store) == before
     with pytest.raises(OSError, match="the disk is gone"):
-        backups.restore(other, torn)
-    key = sealed_secrets.secret_key_file(other.engine.url)
+        backups.restore(other, key_of(other), torn, 60.0)
+    key = key_of(other).file
     assert not key.exists()
     key.write_text("another key of another farm")
     with pytest.raises(NotAllowed, match="differs from the backup's secret key"):
-        backups.restore(other, made)
+        backups.restore(other, key_of(other), made, 60.0)
     with pytest.raises(OSError, match="the disk is gone"):
-        backups.restore(other, torn, replace=True)
+        backups.restore(other, key_of(other), torn, 60.0, replace=True)
     assert key.read_text() == "another key of another farm"
-    assert key in backups.restore(other, made, replace=True)
-    assert sealed_secrets.opened(other.engine.url, sealed) == "word"
+    assert key in backups.restore(other, key_of(other), made, 60.0, replace=True)
+    assert key_of(other).unseal(sealed) == "word"
     assert key.with_name("secret_key.replaced").read_text() == "another key of another farm"
 
 
@@ -191,7 +191,7 @@ def test_failed_restore_leaves_the_store_unchanged(used_store: Store, other: Sto
 def test_damaged_or_foreign_backup_is_refused(sqlite_store: Store, tmp_path: Path, damage: str) -> None:
     ended_batch(sqlite_store, n=40)
     path = tmp_path / "kept"
-    backups.back_up(sqlite_store, path)
+    backups.back_up(sqlite_store, key_of(sqlite_store), path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with pytest.raises(InvalidRequest, match=r"kept is (not a backup of a farm|damaged)"):
         read_backup(path)
@@ -199,7 +199,7 @@ def test_damaged_or_foreign_backup_is_refused(sqlite_store: Store, tmp_path: Pat
 
 def test_backup_of_another_schema_names_its_version(sqlite_store: Store, tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    version = backups.back_up(sqlite_store, path).version
+    version = backups.back_up(sqlite_store, key_of(sqlite_store), path).version
     for change, text in (
         ("ALTER TABLE nodes ADD COLUMN more TEXT", "has a table nodes of another form"),
         ("UPDATE alembic_version SET version_num = '9999'", "has schema revision 9999, this farm needs"),
@@ -216,16 +216,18 @@ import sys, time
 from pathlib import Path
 from farm.store.backups.backup import back_up
 from farm.store.database import Store
+from tests.secret_keys import key_of
 def check():
     print("in the middle", flush=True)
     time.sleep(3600)
-back_up(Store(sys.argv[1]), Path(sys.argv[2]), check)
+store = Store(sys.argv[1])
+back_up(store, key_of(store), Path(sys.argv[2]), check)
 """
 
 
 def test_killed_backup_keeps_the_previous_one(used_store: Store, tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    whole = backups.back_up(used_store, path).n_batches
+    whole = backups.back_up(used_store, key_of(used_store), path).n_batches
     new_batch(used_store)
     address = used_store.engine.url.render_as_string(hide_password=False)
     maker = subprocess.Popen([sys.executable, "-c", MAKER, address, str(path)], stdout=subprocess.PIPE)
@@ -233,12 +235,12 @@ def test_killed_backup_keeps_the_previous_one(used_store: Store, tmp_path: Path)
         assert maker.stdout is not None
         assert maker.stdout.readline() == b"in the middle\n"
         with pytest.raises(Conflict, match="another process is writing"):
-            backups.back_up(used_store, path)
+            backups.back_up(used_store, key_of(used_store), path)
     finally:
         maker.send_signal(signal.SIGKILL)
         maker.communicate(timeout=LONG_S)
     assert read_backup(path).n_batches == whole
-    assert backups.back_up(used_store, path).n_batches == whole + 1
+    assert backups.back_up(used_store, key_of(used_store), path).n_batches == whole + 1
     assert sorted(each.name for each in tmp_path.glob(".kept*")) == []
 
 

@@ -26,6 +26,7 @@ from farm.store import batches, borrowed_sandboxes, placement
 from farm.store.borrowed_sandboxes import borrowed
 from farm.store.database import Store
 from tests.contract.store.test_store import NODE, announce
+from tests.secret_keys import key_of
 
 URL = "http://127.0.0.1:9"
 
@@ -111,7 +112,7 @@ def test_number_of_open_sandboxes_is_limited(borrower: LocalBorrower) -> None:
 def test_dispatcher_alternates_between_batches_and_sandboxes(store: Store, borrower: LocalBorrower) -> None:
     announce(store, n_slots=2)
     request = BatchRequest(instances=(Instance(data_source="noop", fields={}),) * 8)
-    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "f"))
+    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "f", key_of(store)))
     ids = [begin(borrower) for _ in range(8)]
     admit(store)
     lent = [each for each in ids if state(borrower, each) is SandboxState.STARTING]

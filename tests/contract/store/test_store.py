@@ -36,6 +36,7 @@ from farm.store.database import Store
 from farm.store.rollouts import Claim, RunSummary
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import Base, Batch
+from tests.secret_keys import key_of
 
 NODE = "n1"
 LOST = Failure(Outcome.LOST, "gone")
@@ -44,7 +45,7 @@ LOST = Failure(Outcome.LOST, "gone")
 def new_batch(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> str:
     instances = tuple(Instance(data_source="noop", fields={"i": i}) for i in range(n))
     request = BatchRequest(instances=instances, n_samples=n_samples, **values)
-    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+    return store.write(lambda connection: batches.create(connection, request, "f", key_of(store)))[0]
 
 
 def place(store: Store, batch_id: str, node: str = NODE, in_run: bool = False) -> None:
@@ -141,7 +142,7 @@ class TestSubmit:
         new_batch(store, idempotency_key="k")
         request = BatchRequest(instances=(Instance(data_source="x", fields={}),), idempotency_key="k")
         with pytest.raises(Conflict, match="'k'"):
-            store.write(lambda connection: batches.create(connection, request, "another"))
+            store.write(lambda connection: batches.create(connection, request, "another", key_of(store)))
 
     def test_concurrent_submits_with_one_key_make_one_batch(self, store: Store) -> None:
         others = [Store(store.url) for _ in range(4)]

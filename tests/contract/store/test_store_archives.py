@@ -18,6 +18,7 @@ from farm.store.blobs import stored_archives
 from farm.store.database import Store
 from farm.store.sql.schema import Batch
 from farm.task_archive import pack
+from tests.secret_keys import key_of
 
 
 def test_archive_is_complete_once_checked_and_removed_with_its_batches(store: Store, tmp_path: Path) -> None:
@@ -32,10 +33,10 @@ def test_archive_is_complete_once_checked_and_removed_with_its_batches(store: St
     farm.put_archive_part(digest, 1, data[PART_BYTES:])
     assert (farm.archive_state(digest).whole, farm.archive_state(digest).parts) == (False, (1,))
     with pytest.raises(InvalidRequest, match="no task archive"):
-        store.write(lambda connection: batches.create(connection, request, "f"))
+        store.write(lambda connection: batches.create(connection, request, "f", key_of(store)))
     assert farm.upload_archive(task) == digest
     assert farm.archive_state(digest).whole
-    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "f"))
+    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "f", key_of(store)))
     assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 0)) == ("noop", {}, digest)
     assert store.write(lambda connection: stored_archives.sweep(connection, 0.0)) == []
     store.write(lambda connection: connection.execute(delete(Batch).where(Batch.batch_id == batch_id)))

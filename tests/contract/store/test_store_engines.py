@@ -12,8 +12,8 @@ from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, EngineUse, StoredEngine
 from farm.store import llm_engines
-from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
+from tests.secret_keys import key_of
 
 A, B = "http://a:8000/v1", "http://b:8000/v1"
 INFO = EngineInfo(kind="vllm", model="m", token_in="generate", token_out=True, control=True, notes=("x",))
@@ -27,10 +27,14 @@ def listed(store: Store) -> dict[str, StoredEngine]:
     return {engine.url: engine for engine in store.read(llm_engines.listing)}
 
 
+def add(store: Store, engine: StoredEngine) -> None:
+    store.write(lambda connection: llm_engines.add(connection, engine, key_of(store)))
+
+
 @pytest.fixture
 def two_engines(store: Store) -> Store:
-    write(store, llm_engines.add, StoredEngine(A, "m"))
-    write(store, llm_engines.add, StoredEngine(B, "m"))
+    add(store, StoredEngine(A, "m"))
+    add(store, StoredEngine(B, "m"))
     return store
 
 
@@ -44,21 +48,21 @@ class TestListing:
         assert listed(two_engines) == {}
 
     def test_engine_that_is_added_again_is_updated_and_redetected(self, store: Store) -> None:
-        write(store, llm_engines.add, StoredEngine(A, "m"))
+        add(store, StoredEngine(A, "m"))
         write(store, llm_engines.set_info, A, INFO)
         write(store, llm_engines.set_failure, A, "gone")
         write(store, llm_engines.drain, A)
         write(store, llm_engines.set_paused, "drain", "me", None)
-        write(store, llm_engines.add, StoredEngine(A, "m2", "secret", tokenizer="t", tool_format="hermes"))
+        add(store, StoredEngine(A, "m2", "secret", tokenizer="t", tool_format="hermes"))
         (engine,) = listed(store).values()
         assert (engine.model, engine.tokenizer, engine.tool_format) == ("m2", "t", "hermes")
-        assert opened(store.engine.url, engine.key) == "secret"
+        assert key_of(store).unseal(engine.key) == "secret"
         assert (engine.state, engine.info, engine.failure) == (ACTIVE, None, "")
         assert engine.paused == "drain", "who adds an engine does not know of the weight update that goes on"
 
     @pytest.mark.parametrize("written", [A, A + "/", "http://a:8000", " http://a:8000/v1 ", "HTTP://A:8000/v1//"])
     def test_address_is_normalised(self, store: Store, written: str) -> None:
-        write(store, llm_engines.add, StoredEngine(written, "m"))
+        add(store, StoredEngine(written, "m"))
         assert write(store, llm_engines.drain, A)
         assert list(listed(store)) == [A]
 
@@ -71,27 +75,27 @@ class TestListing:
     @pytest.mark.parametrize("written", ["", "a:8000", "ftp://a/v1", "http:///v1", "http://a:port/v1", "http://[::1"])
     def test_invalid_address_is_refused(self, store: Store, written: str) -> None:
         with pytest.raises(InvalidRequest, match="url"):
-            write(store, llm_engines.add, StoredEngine(written, "m"))
+            add(store, StoredEngine(written, "m"))
 
     def test_key_is_shown_nowhere(self, store: Store) -> None:
-        write(store, llm_engines.add, StoredEngine(A, "m", "secret"))
-        assert opened(store.engine.url, listed(store)[A].key) == "secret"
+        add(store, StoredEngine(A, "m", "secret"))
+        assert key_of(store).unseal(listed(store)[A].key) == "secret"
         assert "secret" not in repr(listed(store))
 
     def test_password_in_an_address_is_refused_and_not_shown(self, store: Store) -> None:
         with pytest.raises(InvalidRequest, match="password") as caught:
-            write(store, llm_engines.add, StoredEngine("http://me:secret@a/v1", "m"))
+            add(store, StoredEngine("http://me:secret@a/v1", "m"))
         assert "secret" not in str(caught.value)
 
     @pytest.mark.parametrize("key", ["secret\nsecret", "sécret", "se cret", "secret" * 100])
     def test_invalid_key_is_refused_and_not_shown(self, store: Store, key: str) -> None:
         with pytest.raises(InvalidRequest, match="API key") as caught:
-            write(store, llm_engines.add, StoredEngine(A, "m", key))
+            add(store, StoredEngine(A, "m", key))
         assert "cret" not in str(caught.value)
 
     def test_node_removes_its_own_engines_except_kept_ones(self, two_engines: Store) -> None:
-        write(two_engines, llm_engines.add, StoredEngine("http://n1/v1", added_by="n"))
-        write(two_engines, llm_engines.add, StoredEngine("http://n2/v1", added_by="n"))
+        add(two_engines, StoredEngine("http://n1/v1", added_by="n"))
+        add(two_engines, StoredEngine("http://n2/v1", added_by="n"))
         write(two_engines, llm_engines.remove_of, "n", "http://n2/v1")
         assert list(listed(two_engines)) == [A, B, "http://n2/v1"]
         write(two_engines, llm_engines.remove_of, "n")
@@ -99,10 +103,10 @@ class TestListing:
 
     def test_engine_shared_with_others_stays_when_a_node_ends(self, two_engines: Store) -> None:
         for node in ("n1", "n2"):
-            write(two_engines, llm_engines.add, StoredEngine("http://n/v1", added_by=node))
-            write(two_engines, llm_engines.add, StoredEngine(A, added_by=node))
-        write(two_engines, llm_engines.add, StoredEngine("http://own/v1", added_by="n2"))
-        write(two_engines, llm_engines.add, StoredEngine("http://own/v1", added_by="n2"))
+            add(two_engines, StoredEngine("http://n/v1", added_by=node))
+            add(two_engines, StoredEngine(A, added_by=node))
+        add(two_engines, StoredEngine("http://own/v1", added_by="n2"))
+        add(two_engines, StoredEngine("http://own/v1", added_by="n2"))
         write(two_engines, llm_engines.remove_of, "n2")
         assert list(listed(two_engines)) == [A, B, "http://n/v1"]
 
@@ -142,7 +146,7 @@ class TestStoredOrders:
         write(two_engines, llm_engines.set_paused, "drain", "me", None)
         write(two_engines, llm_engines.set_version, "7", None)
         write(two_engines, llm_engines.clear)
-        write(two_engines, llm_engines.add, StoredEngine(A))
+        add(two_engines, StoredEngine(A))
         # from a worker that has not seen the change
         write(two_engines, llm_engines.carried_out, A, 2, "drain", "7")
         engine = listed(two_engines)[A]
@@ -215,8 +219,8 @@ class TestWeights:
     def test_new_engine_expects_the_weights_of_its_model(self, two_engines: Store) -> None:
         self.named(two_engines, A, "7")
         write(two_engines, llm_engines.set_version, "7", [A], "/shared/7")
-        write(two_engines, llm_engines.add, StoredEngine("http://new/v1", "m"))
-        write(two_engines, llm_engines.add, StoredEngine("http://judge/v1", "another"))
+        add(two_engines, StoredEngine("http://new/v1", "m"))
+        add(two_engines, StoredEngine("http://judge/v1", "another"))
         result = listed(two_engines)
         new, judge = result["http://new/v1"], result["http://judge/v1"]
         assert (new.version, new.weights_path, new.n_orders, new.lacks_weights) == ("7", "/shared/7", 0, True)
@@ -231,13 +235,13 @@ class TestWeights:
         ],
     )
     def test_version_outlives_its_engines(self, store: Store, away: tuple[Any, ...]) -> None:
-        write(store, llm_engines.add, StoredEngine(A, "m", added_by="n"))
+        add(store, StoredEngine(A, "m", added_by="n"))
         write(store, llm_engines.set_version, "6", None)
         write(store, llm_engines.set_version, "7", None, "/shared/7")
         write(store, *away)
         assert store.read(llm_engines.newest_version) == "7"
-        write(store, llm_engines.add, StoredEngine(B, "m"))
-        write(store, llm_engines.add, StoredEngine("http://judge/v1", "another"))
+        add(store, StoredEngine(B, "m"))
+        add(store, StoredEngine("http://judge/v1", "another"))
         result = listed(store)
         assert (result[B].version, result[B].weights_path, result[B].lacks_weights) == ("7", "/shared/7", True)
         assert not result["http://judge/v1"].lacks_weights
@@ -249,17 +253,17 @@ class TestWeights:
         write(two_engines, llm_engines.set_version, "7", None)
         assert write(two_engines, llm_engines.clear, True) == 2
         assert two_engines.read(llm_engines.newest_version) == ""
-        write(two_engines, llm_engines.add, StoredEngine(A, "m"))
+        add(two_engines, StoredEngine(A, "m"))
         assert not listed(two_engines)[A].lacks_weights
 
     def test_version_of_another_model_does_not_apply(self, two_engines: Store) -> None:
         write(two_engines, llm_engines.set_version, "900", None)
         write(two_engines, llm_engines.clear)
-        write(two_engines, llm_engines.add, StoredEngine(A, "another"))
+        add(two_engines, StoredEngine(A, "another"))
         assert two_engines.read(llm_engines.newest_version) == ""
 
     def test_farm_without_versions_expects_no_weights(self, two_engines: Store) -> None:
-        write(two_engines, llm_engines.add, StoredEngine("http://new/v1", "m"))
+        add(two_engines, StoredEngine("http://new/v1", "m"))
         assert not any(engine.lacks_weights for engine in listed(two_engines).values())
 
     def test_weights_path_belongs_to_its_version_only(self, two_engines: Store) -> None:

@@ -14,12 +14,13 @@ from farm.store.database import Store
 from farm.store.reports import summaries
 from farm.store.rollouts import batches as table
 from farm.store.rollouts import rollouts
+from tests.secret_keys import key_of
 
 
 def new_batch(store: Store, *sources: str, n_samples: int = 1, priority: int = 0) -> str:
     instances = tuple(Instance(data_source=source, fields={}) for source in sources)
     request = BatchRequest(instances=instances, n_samples=n_samples, priority=priority)
-    return store.write(lambda connection: batches.create(connection, request, ""))[0]
+    return store.write(lambda connection: batches.create(connection, request, "", key_of(store)))[0]
 
 
 def change(store: Store, rollout_id: str, **values: Any) -> None:

@@ -15,12 +15,13 @@ from farm.records.training_run import SolveRate, check_own_key
 from farm.store import batches
 from farm.store.database import Store
 from testkit.scripted_rollouts import ScriptedRollouts
+from tests.secret_keys import key_of
 
 
 def submit(store: Store, key: str, *names: str, run: str = "r", source: str = "math", **values: Any) -> str:
     instances = tuple(Instance(data_source=source, instance_id=name, fields={}) for name in names)
     request = BatchRequest(instances=instances, idempotency_key=key, run=run, **values)
-    return store.write(lambda connection: batches.create(connection, request, ""))[0]
+    return store.write(lambda connection: batches.create(connection, request, "", key_of(store)))[0]
 
 
 def test_batches_are_found_by_their_keys(store: Store) -> None:
@@ -43,7 +44,7 @@ def test_instances_of_groups_are_read_back(store: Store) -> None:
         Instance(data_source="math", instance_id="c", fields={}, engine_url="http://own/v1", engine_model="m"),
     ]
     request = BatchRequest(instances=tuple(given), n_samples=2)
-    batch_id = store.write(lambda connection: batches.create(connection, request, ""))[0]
+    batch_id = store.write(lambda connection: batches.create(connection, request, "", key_of(store)))[0]
     assert runs.instances([f"{batch_id}.{index}" for index in (2, 0, 1, 0)]) == [given[2], given[0], given[1], given[0]]
     assert runs.instances([]) == []
     for unknown in (f"{batch_id}.3", f"{batch_id}", "b0000000000.0"):

@@ -10,6 +10,7 @@ from farm.store import batches, placement, rollouts
 from farm.store.database import Store
 from farm.store.placement import StageMessage, UpcomingStart
 from farm.store.rollouts import Claim, RunSummary
+from tests.secret_keys import key_of
 
 NODE = "n1"
 
@@ -19,7 +20,7 @@ def batch_id(store: Store) -> str:
     """Return a batch of three instances with two samples."""
     instances = tuple(Instance(data_source="noop", fields={"i": i}) for i in range(3))
     request = BatchRequest(instances=instances, n_samples=2)
-    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+    return store.write(lambda connection: batches.create(connection, request, "f", key_of(store)))[0]
 
 
 def place(store: Store, batch_id: str, n: int, node: str = NODE) -> None:

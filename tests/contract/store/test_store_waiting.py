@@ -19,6 +19,7 @@ from farm.store.database import Store
 from farm.store.placement import StageMessage, WaitingBatch
 from farm.store.rollouts import batches as table
 from farm.store.rollouts import rollouts
+from tests.secret_keys import key_of
 
 
 def new_batch(
@@ -33,7 +34,7 @@ def new_batch(
     request = BatchRequest(instances=(problem,) * n, n_samples=n_samples, priority=priority, idempotency_key=key)
 
     def create(connection: Connection) -> str:
-        batch_id = batches.create(connection, request, f"{n}", max_open)[0]
+        batch_id = batches.create(connection, request, f"{n}", key_of(store), max_open)[0]
         # in SQLite, two within a millisecond would have the same age
         n_seconds = connection.execute(select(func.count()).select_from(table)).scalar_one()
         later = update(table).where(table.c.batch_id == batch_id).values(created_at=table.c.created_at + n_seconds)
@@ -138,7 +139,7 @@ def test_batch_is_open_until_its_last_rollout_ends(store: Store) -> None:
 def test_rollout_without_weights_waits_for_an_engine_that_has_them(store: Store) -> None:
     batch_id = new_batch(store, 2)
     url = "http://a/v1"
-    store.write(lambda connection: llm_engines.add(connection, StoredEngine(url)))
+    store.write(lambda connection: llm_engines.add(connection, StoredEngine(url), key_of(store)))
     store.write(lambda connection: llm_engines.set_version(connection, "7", None))
     handed_back = update(rollouts).where(rollouts.c.group_index == 0).values(failure_kind=WITHOUT_WEIGHTS)
     store.write(lambda connection: connection.execute(handed_back) and None)

@@ -19,8 +19,8 @@ from farm.notifications import Signals
 from farm.records.engine_state import StoredEngine
 from farm.settings import settings
 from farm.store import batches, llm_engines
-from farm.store.access.sealed_secrets import check_secret_key, opened, opened_request
 from farm.store.database import Store
+from tests.secret_keys import key_of
 from tests.services.api import KEY, served
 from tests.services.farms import NOOP
 from tests.services.preloaded import farm_command
@@ -77,7 +77,7 @@ def test_database_and_responses_contain_no_plain_secret(service: LocalFarm, sqli
         assert secret not in "".join(replies)
         assert secret.encode() not in written
     assert "sealed:" not in "".join(replies)
-    opened_again = opened_request(sqlite_store.engine.url, stored(sqlite_store, batch_id))
+    opened_again = key_of(sqlite_store).unseal_request(stored(sqlite_store, batch_id))
     assert secrets_of(opened_again) == {"of-an-instance", "of-the-batch", "of-a-role", "of-a-task"}
     assert stat.S_IMODE(key_file(sqlite_store).stat().st_mode) == 0o600
 
@@ -86,7 +86,7 @@ def test_store_without_secrets_needs_no_key(service: LocalFarm, sqlite_store: St
     service.submit({"instances": [NOOP]})
     service.add_engine(URL)
     assert not key_file(sqlite_store).exists()
-    sqlite_store.read(check_secret_key)
+    sqlite_store.read(key_of(sqlite_store).check)
 
 
 def test_concurrent_first_encryptions_create_one_key(service: LocalFarm, sqlite_store: Store) -> None:
@@ -94,13 +94,13 @@ def test_concurrent_first_encryptions_create_one_key(service: LocalFarm, sqlite_
 
     def add(number: int) -> None:
         engine = StoredEngine(f"http://e{number}:1", key=f"key-{number}")
-        others[number % 4].write(lambda connection: llm_engines.add(connection, engine))
+        others[number % 4].write(lambda connection: llm_engines.add(connection, engine, key_of(sqlite_store)))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, range(12)))
     for each in others:
         each.close()
-    keys = {opened(sqlite_store.engine.url, state.engine.key) for state in service.engines()}
+    keys = {key_of(sqlite_store).unseal(state.engine.key) for state in service.engines()}
     assert keys == {f"key-{number}" for number in range(12)}
 
 
@@ -109,7 +109,7 @@ def test_ciphertext_sent_by_a_client_is_encrypted_as_a_plain_secret(service: Loc
     [state] = service.engines()
     service.add_engine("http://of-a-thief:1", key=state.engine.key[:500])
     copied = next(each.engine for each in service.engines() if "thief" in each.engine.url)
-    assert opened(sqlite_store.engine.url, copied.key) == state.engine.key[:500]
+    assert key_of(sqlite_store).unseal(copied.key) == state.engine.key[:500]
 
 
 @pytest.mark.parametrize("given", ["", "another-key-of-another-farm"])
@@ -122,27 +122,26 @@ def test_process_without_the_key_is_named_and_stores_nothing(
     variables.setenv("FARM_NODE", "node-7")
     settings.cache_clear()
     with pytest.raises(NotAllowed, match=r"node node-7 has .* FARM_SECRET_KEY"):
-        sqlite_store.read(check_secret_key)
+        sqlite_store.read(key_of(sqlite_store).check)
     with pytest.raises(NotAllowed, match="node-7"):
-        opened_request(sqlite_store.engine.url, stored(sqlite_store, batch_id))
+        key_of(sqlite_store).unseal_request(stored(sqlite_store, batch_id))
+    keyless = LocalFarm(sqlite_store, Signals(""), 1000)
     with pytest.raises(NotAllowed, match="node-7"):
-        service.submit(REQUEST)
+        keyless.submit(REQUEST)
     with pytest.raises(NotAllowed, match="node-7"):
-        service.add_engine(URL, key="k")
+        keyless.add_engine(URL, key="k")
     assert (len(service.batches()), len(service.engines())) == (1, 0)
     assert not key_file(sqlite_store).exists()
     variables.setenv("FARM_SECRET_KEY", key_file(sqlite_store).with_name("elsewhere").read_text())
     settings.cache_clear()
-    assert secrets_of(opened_request(sqlite_store.engine.url, stored(sqlite_store, batch_id)))
+    assert secrets_of(key_of(sqlite_store).unseal_request(stored(sqlite_store, batch_id)))
 
 
-def test_too_short_secret_key_is_refused(
-    service: LocalFarm, sqlite_store: Store, variables: pytest.MonkeyPatch
-) -> None:
+def test_too_short_secret_key_is_refused(sqlite_store: Store, variables: pytest.MonkeyPatch) -> None:
     variables.setenv("FARM_SECRET_KEY", "short")
     settings.cache_clear()
     with pytest.raises(InvalidRequest, match="FARM_SECRET_KEY"):
-        service.add_engine(URL, key="k")
+        LocalFarm(sqlite_store, Signals(""), 1000).add_engine(URL, key="k")
 
 
 @pytest.mark.parametrize("part", ["node", "api"])
@@ -170,13 +169,13 @@ def test_variable_reference_is_resolved_by_the_node_and_stored_as_reference(
     batch_id = service.submit({"instances": [NOOP], "engine_url": URL, "engine_key": "env:TRAINER_KEY"})
     service.add_engine(URL, key="env:TRAINER_KEY")
     with pytest.raises(NotAllowed, match="no environment variable TRAINER_KEY"):
-        opened_request(sqlite_store.engine.url, stored(sqlite_store, batch_id))
+        key_of(sqlite_store).unseal_request(stored(sqlite_store, batch_id))
     variables.setenv("TRAINER_KEY", "of-the-node")
-    [engine] = opened_request(sqlite_store.engine.url, stored(sqlite_store, batch_id))["engines"]
+    [engine] = key_of(sqlite_store).unseal_request(stored(sqlite_store, batch_id))["engines"]
     assert engine["engine_key"] == "of-the-node"
     [state] = service.engines()
     assert state.engine.key == "env:TRAINER_KEY"
-    assert opened(sqlite_store.engine.url, state.engine.key) == "of-the-node"
+    assert key_of(sqlite_store).unseal(state.engine.key) == "of-the-node"
     assert not key_file(sqlite_store).exists()
 
 

@@ -20,6 +20,7 @@ from farm.notifications import Signals
 from farm.records.engine_state import EngineUse
 from farm.store import llm_engines
 from farm.store.database import Store
+from tests.secret_keys import key_of
 from tests.services.engines import CONTROLLED, Server, Servers, engine_call, routed
 from tests.services.farms import until
 from workers.policy.routing.pool import EnginePool
@@ -37,7 +38,7 @@ class Workers:
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.signals = Signals(broker_url)
-        self.fleets = [EngineRegistry(store, self.signals, f"n1/run/{number}") for number in range(2)]
+        self.fleets = [EngineRegistry(store, self.signals, f"n1/run/{number}", key_of(store)) for number in range(2)]
         self.pools = [
             EnginePool(fleet, open_engine=servers.open, detect=servers.detect, reporter=fleet) for fleet in self.fleets
         ]

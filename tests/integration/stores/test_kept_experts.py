@@ -10,6 +10,7 @@ from farm.store.backups.backup import back_up, read_backup, restore
 from farm.store.blobs import stored_experts
 from farm.store.database import Store
 from tests.contract.retention.test_pruning import ended_batch, farm_of, rows
+from tests.secret_keys import key_of
 
 
 @pytest.mark.parametrize(("n_bytes", "sizes"), [(1, [1] * 6), (10**9, [6])])
@@ -41,8 +42,8 @@ def test_backup_contains_experts(store: Store, tmp_path: Path) -> None:
     batch_id = ended_batch(store, n=5)
     before = rows(store, batch_id)
     assert before["call_experts"] == 10
-    back_up(store, tmp_path / "backup.db")
-    restore(store, read_backup(tmp_path / "backup.db"), replace=True)
+    back_up(store, key_of(store), tmp_path / "backup.db")
+    restore(store, key_of(store), read_backup(tmp_path / "backup.db"), 60.0, replace=True)
     assert rows(store, batch_id) == before
     [(row, *_), *_] = [rollout.segments for rollout in farm_of(store).collect(batch_id)]
     assert row.routed_experts is not None

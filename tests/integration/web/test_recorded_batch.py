@@ -24,6 +24,7 @@ from farm.store.backups.backup import read_backup, restore
 from farm.store.database import Store
 from farm.web.recorded_batch import FILE, recorded_store
 from tests.integration.web.hostile_pages import VIEWS, ParsedPage
+from tests.secret_keys import key_of
 
 LARGEST = 400_000
 """The limit in bytes of the recording, which is part of each wheel."""
@@ -123,7 +124,7 @@ def test_script_records_only_an_ended_batch(tmp_path: Path) -> None:
     made = tmp_path / "made.db.gz"
     recorded_store(tmp_path).close()
     farm_store = Store(sqlite_url(tmp_path / "farm.db"))
-    restore(farm_store, read_backup(tmp_path / "recorded_batch.db"))
+    restore(farm_store, key_of(farm_store), read_backup(tmp_path / "recorded_batch.db"), 60.0)
     with contextlib.closing(LocalFarm(farm_store, Signals(""), 10)) as client:
         (ended,) = client.recent(10)
         live = client.submit({"instances": [{"data_source": "noop", "fields": {}}]})

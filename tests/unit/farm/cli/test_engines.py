@@ -22,9 +22,9 @@ from farm.records.engine import EngineInfo
 from farm.records.engine_state import EngineState, StoredEngine
 from farm.settings import Settings
 from farm.store import llm_engines
-from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
 from tests.doubles import EngineDouble
+from tests.secret_keys import key_of
 from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
@@ -46,7 +46,7 @@ def listed(farm_url: str) -> list[StoredEngine]:
     store = Store(farm_url)
     try:
         found = store.read(llm_engines.listing)
-        return [replace(each, key=opened(store.engine.url, each.key)) for each in found]
+        return [replace(each, key=key_of(store).unseal(each.key)) for each in found]
     finally:
         store.close()
 
@@ -134,7 +134,7 @@ def test_doctor_reports_engines_that_are_out_and_long_pauses(farm_url: str) -> N
     store = Store(farm_url)
     try:
         assert "farm engines add" in finding().remedy
-        store.write(lambda connection: llm_engines.add(connection, StoredEngine(URL)))
+        store.write(lambda connection: llm_engines.add(connection, StoredEngine(URL), key_of(store)))
         assert not finding().ok, "it has not been probed"
         assert "has not answered any node yet" in finding().detail
         store.write(lambda connection: llm_engines.set_info(connection, URL, EngineInfo(model="m")))

@@ -13,6 +13,7 @@ from farm.records.node import Node
 from farm.records.request import BatchRequest
 from farm.store import batches, nodes
 from farm.store.database import Store
+from tests.secret_keys import key_of
 from tests.unit.farm.launch.fake_slurm import FakeSlurm
 
 POOL = SlurmPool(min=1, max=4, init_slots=1, run_slots=2, eval_slots=1)
@@ -31,7 +32,7 @@ class Lab:
         self.keeper = self.another("one")
 
     def another(self, owner: str) -> SlurmKeeper:
-        return SlurmKeeper(self.folder, "ab12", self.store.url, owner, lambda: self.now)
+        return SlurmKeeper(self.folder, "ab12", self.store.url, owner, 60.0, lambda: self.now)
 
     def pool(self, pool: SlurmPool) -> None:
         store_pools(self.folder, {"node": pool})
@@ -53,7 +54,7 @@ def lab(tmp_path: Path, sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) ->
 
 def submit(store: Store, n: int) -> None:
     request = BatchRequest.model_validate({"instances": [{"data_source": "noop", "fields": {}}] * n})
-    store.write(lambda connection: batches.create(connection, request, "of a test"))
+    store.write(lambda connection: batches.create(connection, request, "of a test", key_of(store)))
 
 
 def test_jobs_grow_with_the_queue_and_shrink_when_nodes_are_idle(lab: Lab) -> None:

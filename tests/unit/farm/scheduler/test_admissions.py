@@ -11,6 +11,7 @@ from farm.records.request import BatchRequest, Instance, Limits
 from farm.scheduler.admissions import Admissions
 from farm.store import batches
 from farm.store.database import Store
+from tests.secret_keys import key_of
 
 ENDS_SOON = Node("short", 8, 2, 4, 2, ["noop"], {"job_left_s": 3600.0}, up_s=3000.0)
 ENDLESS = Node("long", 9, 3, 3, 3, ["noop"], {})
@@ -22,7 +23,7 @@ def submit(store: Store, n: int, run_s: float, priority: int = 0) -> str:
         limits=Limits(init_s=1, run_s=run_s, eval_s=1),
         priority=priority,
     )
-    return store.write(lambda connection: batches.create(connection, request, f"{n} {run_s}"))[0]
+    return store.write(lambda connection: batches.create(connection, request, f"{n} {run_s}", key_of(store)))[0]
 
 
 def placed(store: Store, admissions: Admissions, *up: Node) -> Counter[tuple[str, str]]:

@@ -11,6 +11,7 @@ from farm.scheduler.dispatcher import Dispatcher, rest_s
 from farm.settings import Settings
 from farm.store import batches, nodes
 from farm.store.database import Store
+from tests.secret_keys import key_of
 
 
 def dispatcher_on(store: Store) -> Dispatcher:
@@ -27,7 +28,7 @@ def test_ended_rollout_is_a_reason_only_while_another_waits(sqlite_store: Store)
     assert not dispatcher.is_due(ENDED, "b")
     assert dispatcher.is_due(WAKE, "")
     request = BatchRequest(instances=(Instance(data_source="noop", fields={}),), n_samples=2)
-    sqlite_store.write(lambda connection: batches.create(connection, request, "f"))
+    sqlite_store.write(lambda connection: batches.create(connection, request, "f", key_of(sqlite_store)))
     # the first is placed, and the node is full
     dispatcher._admit()
     assert dispatcher.is_due(ENDED, "b")

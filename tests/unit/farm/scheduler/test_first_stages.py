@@ -13,6 +13,7 @@ from farm.scheduler.admissions import Admissions, FirstStages
 from farm.store import batches
 from farm.store.database import Store
 from farm.store.placement import QueuedStage
+from tests.secret_keys import key_of
 
 
 def node(name: str, reported: Any) -> Node:
@@ -22,7 +23,7 @@ def node(name: str, reported: Any) -> Node:
 def submit(store: Store, agent: str = "", *sources: str) -> str:
     instances = tuple(Instance(data_source=source, fields={}) for source in sources or ("empty",))
     request = BatchRequest(instances=instances, agent=agent)
-    return store.write(lambda connection: batches.create(connection, request, agent))[0]
+    return store.write(lambda connection: batches.create(connection, request, agent, key_of(store)))[0]
 
 
 def test_first_stage_depends_on_the_node_and_the_kind(sqlite_store: Store) -> None:

@@ -46,6 +46,7 @@ from farm.store.database import Store
 from farm.store.placement import StageMessage
 from farm.store.reports import audit
 from farm.store.rollouts import NEXT_STAGE, Claim, RunSummary
+from tests.secret_keys import key_of
 from tests.services.model_calls import model_call
 
 N_GROUPS = 2
@@ -101,7 +102,9 @@ class _Farm(RuleBasedStateMachine):
             max_losses=max_losses,
             quarantine_after=quarantine_after,
         )
-        self.batch_id, _ = self.store.write(lambda connection: batches.create(connection, request, "f"))
+        self.batch_id, _ = self.store.write(
+            lambda connection: batches.create(connection, request, "f", key_of(self.store))
+        )
         self.known = {f"{self.batch_id}.{g}.{s}": ModelRollout() for g in range(N_GROUPS) for s in range(N_SAMPLES)}
         self.claims: list[Claim] = []
         self.endings: dict[int, str] = {}

@@ -14,6 +14,7 @@ from farm.records.rollout import Stage
 from farm.store import batches, nodes, placement
 from farm.store.database import Store
 from farm.store.placement import StageMessage, UpcomingStart
+from tests.secret_keys import key_of
 from workers.process.warm_pool_filler import UpcomingStarts
 
 
@@ -26,7 +27,7 @@ class Clock:
 
 def submit(store: Store, n: int) -> str:
     request = BatchRequest(instances=(Instance(data_source="noop", fields={}),), n_samples=n)
-    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+    return store.write(lambda connection: batches.create(connection, request, "f", key_of(store)))[0]
 
 
 def announce(store: Store, n_nodes: int) -> None:
