@@ -47,8 +47,8 @@ def before_stop(text: str, reason: str | int | None, stops: Sequence[str]) -> st
     """Return the text up to `reason`, the stop string that ended it; all of it if none did."""
     if not reason or not isinstance(reason, str) or reason not in stops:
         return text
-    head, result, _ = text.rpartition(reason)
-    return head if result else text
+    head, stop, _ = text.rpartition(reason)
+    return head if stop else text
 
 
 class StopStream:
@@ -73,8 +73,8 @@ class StopStream:
         return before_stop(self._give(len(self._held)), reason, self._stops)
 
     def _give(self, n: int) -> str:
-        result, self._held = self._held[:n], self._held[n:]
-        return result
+        text, self._held = self._held[:n], self._held[n:]
+        return text
 
 
 class Interrupted(EngineRefused):

@@ -47,15 +47,15 @@ async def detect(address: EngineAddress, timeout_s: float = 10.0) -> EngineInfo:
 async def _detected(address: EngineAddress, timeout_s: float) -> EngineInfo:
     connection = EngineConnection(address.url, address.key, timeout_s)
     try:
-        result = await _identified(connection, address)
+        info = await _identified(connection, address)
     except Refusal as refusal:
         raise failures.refused(address.url, refusal.status, refusal.headers, refusal.body) from refusal
     except FAILURES as error:
         raise failures.broken(address.url, error) from error
     finally:
         await connection.aclose()
-    result = await _with_wire(address, result, timeout_s)
-    return result if result.token_in else await _with_chat(address, result, timeout_s)
+    info = await _with_wire(address, info, timeout_s)
+    return info if info.token_in else await _with_chat(address, info, timeout_s)
 
 
 def _extended(info: EngineInfo, *notes: str, **fields: Any) -> EngineInfo:
@@ -116,30 +116,30 @@ async def _kind(connection: EngineConnection, card: dict[str, Any]) -> tuple[str
     return "", Identity()
 
 
-async def _with_wire(address: EngineAddress, found: EngineInfo, timeout_s: float) -> EngineInfo:
+async def _with_wire(address: EngineAddress, info: EngineInfo, timeout_s: float) -> EngineInfo:
     """Choose the first wire that answers token ids with token ids."""
-    engine_kind = kind(found.kind)
-    for wire in engine_kind.wires(found):
-        engine = open_engine(address, _extended(found, token_in=wire.name), timeout_s=timeout_s)
+    engine_kind = kind(info.kind)
+    for wire in engine_kind.wires(info):
+        engine = open_engine(address, _extended(info, token_in=wire.name), timeout_s=timeout_s)
         try:
             sampled = [await _greedy(engine, temperature) for temperature in (1.0, 0.5)]
         except (EngineRefused, failures.Unreadable) as error:
             if not engine_kind.is_fallback and _unfit(error):
                 raise
-            found = _extended(found, wire.advice)
+            info = _extended(info, wire.advice)
             continue
         except EngineError as error:
             # Some plain servers answer 500 to ids; with other kinds it is a failure of the server.
             if not engine_kind.is_fallback or isinstance(error, EngineBusy):
                 raise
-            found = _extended(found, wire.advice)
+            info = _extended(info, wire.advice)
             continue
         finally:
             await engine.aclose()
         notes = (*(() if sampled[0].versions else (NO_VERSIONS,)), *engine_kind.remarks(sampled[0]))
         logprobs = _logprobs(sampled)
-        return _extended(found, *notes, token_in=wire.name, token_out=True, logprobs=logprobs)
-    return found
+        return _extended(info, *notes, token_in=wire.name, token_out=True, logprobs=logprobs)
+    return info
 
 
 def _unfit(error: EngineError) -> bool:
@@ -154,13 +154,13 @@ async def _greedy(engine: Engine, temperature: float) -> Generation:
 
 def _logprobs(sampled: list[Generation]) -> Literal["raw", "processed"]:
     """Return `raw` if the log-probability is equal at both temperatures, and not the 0 of a single remaining token."""
-    found = (generation.response_logprobs for generation in sampled)
-    hot, cool = (0.0 if logprobs is None or not len(logprobs) else float(logprobs[0]) for logprobs in found)
+    per_sample = (generation.response_logprobs for generation in sampled)
+    hot, cool = (0.0 if logprobs is None or not len(logprobs) else float(logprobs[0]) for logprobs in per_sample)
     return "processed" if abs(hot - cool) > _TELLING or hot == cool == 0.0 else "raw"
 
 
-async def _with_chat(address: EngineAddress, found: EngineInfo, timeout_s: float) -> EngineInfo:
-    engine = open_engine(address, found, timeout_s=timeout_s)
+async def _with_chat(address: EngineAddress, info: EngineInfo, timeout_s: float) -> EngineInfo:
+    engine = open_engine(address, info, timeout_s=timeout_s)
     try:
         completion = await engine.chat(
             ChatRequest([{"role": "user", "content": "Hi"}], 1, SamplingParams(temperature=None))
@@ -170,7 +170,7 @@ async def _with_chat(address: EngineAddress, found: EngineInfo, timeout_s: float
     except EngineError as error:
         if _unfit(error):
             raise
-        return _extended(found, f"its chat fails, too: {error}")
+        return _extended(info, f"its chat fails, too: {error}")
     finally:
         await engine.aclose()
-    return _extended(found, token_out=True) if completion.response_ids is not None else _extended(found, _NO_LOGPROBS)
+    return _extended(info, token_out=True) if completion.response_ids is not None else _extended(info, _NO_LOGPROBS)

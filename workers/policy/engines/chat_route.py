@@ -103,9 +103,9 @@ def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Compl
 
 
 def _counted(usage: dict[str, Any], name: str, ids: TokenIds | None) -> int:
-    result = usage.get(name)
-    if result is not None:
-        return count(result)
+    reported = usage.get(name)
+    if reported is not None:
+        return count(reported)
     return 0 if ids is None else len(ids)
 
 
@@ -130,12 +130,12 @@ def _message(sent: dict[str, Any]) -> Message:
     return message
 
 
-def _content(found: Any) -> tuple[str, str]:
+def _content(value: Any) -> tuple[str, str]:
     """Return the text of a message, and the reasoning among its parts."""
-    if not isinstance(found, list):
-        return _text(found), ""
+    if not isinstance(value, list):
+        return _text(value), ""
     texts: dict[str, list[str]] = {"text": [], "thinking": []}
-    for part in found:
+    for part in value:
         if isinstance(part, str):
             texts["text"].append(part)
         elif part["type"] in ("text", "output_text"):
@@ -148,10 +148,10 @@ def _content(found: Any) -> tuple[str, str]:
     return "".join(texts["text"]), "".join(texts["thinking"])
 
 
-def _text(found: Any) -> str:
-    if found is None or isinstance(found, str):
-        return found or ""
-    raise ValueError(f"text is a {type(found).__name__}")
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise ValueError(f"text is a {type(value).__name__}")
 
 
 def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
@@ -163,9 +163,9 @@ def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
     }
 
 
-def _arguments(found: Any) -> str:
+def _arguments(value: Any) -> str:
     """Return arguments as JSON text, as the API requires; some servers send the value itself."""
-    return _text(found) if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return _text(value) if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _exact(

@@ -173,17 +173,17 @@ class EngineClient:
         except FAILURES as error:
             raise failures.broken(self.address.url, error) from error
         try:
-            result = builder.generation()
+            generation = builder.generation()
         except AnotherTopK as error:
             raise ExpertsMissing(f"engine {self.address.url}: {error}; give the model's num_experts_per_tok") from error
         except ValueError as error:
             raise failures.unreadable(self.address.url, error) from error
-        if ask.experts is not None and result.routed_experts is None and len(result.response_ids):
+        if ask.experts is not None and generation.routed_experts is None and len(generation.response_ids):
             raise ExpertsMissing(
                 f"engine {self.address.url} gives no routed_experts: start it with {FLAG}, or leave routed_experts out "
                 "of the batch's sampling"
             )
-        return result
+        return generation
 
     def _take(self, wire: Wire, content: bytes, ask: GenerationRequest, builder: GenerationBuilder) -> list[int]:
         try:

@@ -60,13 +60,13 @@ def most_expert_bytes(n_prompt_bytes: int, max_tokens: int, wanted: ExpertRange)
     return n_tokens * MAX_LAYERS * wanted.top_k * 16 // 3
 
 
-def from_npy(found: Any) -> NDArray[Any]:
+def from_npy(value: Any) -> NDArray[Any]:
     """Return the array of vLLM, or of prime-rl's server. Raises ValueError for anything else."""
     try:
-        if isinstance(found, dict):
-            dtype = _DTYPES[found["dtype"]]
-            return np.frombuffer(_bytes(found["data"]), dtype).reshape(found["shape"])
-        array: NDArray[Any] = np.load(io.BytesIO(_bytes(found)), allow_pickle=False)
+        if isinstance(value, dict):
+            dtype = _DTYPES[value["dtype"]]
+            return np.frombuffer(_bytes(value["data"]), dtype).reshape(value["shape"])
+        array: NDArray[Any] = np.load(io.BytesIO(_bytes(value)), allow_pickle=False)
     except (ValueError, EOFError, OSError, KeyError, TypeError) as error:
         raise ValueError(f"routed_experts is not an array: {error}") from None
     return array
@@ -86,46 +86,46 @@ def _bytes(text: Any) -> bytes:
         raise ValueError(f"routed_experts is not base64: {error}") from None
 
 
-def expert_rows(found: NDArray[Any], wanted: ExpertRange, n_tokens: int) -> CallExperts:
+def expert_rows(experts: NDArray[Any], wanted: ExpertRange, n_tokens: int) -> CallExperts:
     """Return the experts of a prompt and answer of `n_tokens`, from the requested position to the last token but one.
 
     Raises ValueError for another number of rows, layers or experts, and for values that are not expert numbers.
     """
-    if found.dtype.kind not in "iu" or found.ndim not in (1, 3):
-        raise ValueError(f"routed_experts of {found.dtype} in {found.ndim} dimensions")
+    if experts.dtype.kind not in "iu" or experts.ndim not in (1, 3):
+        raise ValueError(f"routed_experts of {experts.dtype} in {experts.ndim} dimensions")
     n_rows = n_tokens - 1 - wanted.start
-    if found.ndim == 1:
-        found = _in_rows(found, n_rows, wanted.top_k)
-    if len(found) != n_rows:
+    if experts.ndim == 1:
+        experts = _in_rows(experts, n_rows, wanted.top_k)
+    if len(experts) != n_rows:
         raise ValueError(
-            f"routed_experts (with {FLAG}) has {len(found)} rows, but {n_rows} tokens from position {wanted.start} on "
-            "were inputs"
+            f"routed_experts (with {FLAG}) has {len(experts)} rows, but {n_rows} tokens from position {wanted.start} "
+            "on were inputs"
         )
-    if found.shape[2] != wanted.top_k:
+    if experts.shape[2] != wanted.top_k:
         raise AnotherTopK(
-            f"routed_experts has {found.shape[2]} experts per token, but sampling.routed_experts is {wanted.top_k}"
+            f"routed_experts has {experts.shape[2]} experts per token, but sampling.routed_experts is {wanted.top_k}"
         )
-    if found.shape[1] != (wanted.n_layers or found.shape[1]) or not 0 < found.shape[1] <= MAX_LAYERS:
-        raise ValueError(f"routed_experts has {found.shape[1]} layers, but earlier calls had {wanted.n_layers}")
-    if found.min() < 0 or found.max() > _MAX_EXPERT:
-        raise ValueError(f"routed_experts from {found.min()} to {found.max()} are not expert numbers")
-    return CallExperts.of(wanted.start, _narrow(found))
+    if experts.shape[1] != (wanted.n_layers or experts.shape[1]) or not 0 < experts.shape[1] <= MAX_LAYERS:
+        raise ValueError(f"routed_experts has {experts.shape[1]} layers, but earlier calls had {wanted.n_layers}")
+    if experts.min() < 0 or experts.max() > _MAX_EXPERT:
+        raise ValueError(f"routed_experts from {experts.min()} to {experts.max()} are not expert numbers")
+    return CallExperts.of(wanted.start, _narrow(experts))
 
 
-def _in_rows(found: NDArray[Any], n_rows: int, top_k: int) -> NDArray[Any]:
-    n_layers, rest = divmod(len(found), n_rows * top_k)
+def _in_rows(numbers: NDArray[Any], n_rows: int, top_k: int) -> NDArray[Any]:
+    n_layers, rest = divmod(len(numbers), n_rows * top_k)
     if rest or not n_layers:
         raise ValueError(
-            f"routed_experts (with {FLAG}) has {len(found)} numbers, which do not fit {n_rows} rows of input tokens "
+            f"routed_experts (with {FLAG}) has {len(numbers)} numbers, which do not fit {n_rows} rows of input tokens "
             f"with sampling.routed_experts {top_k}"
         )
-    return found.reshape(n_rows, n_layers, top_k)
+    return numbers.reshape(n_rows, n_layers, top_k)
 
 
-def _narrow(found: NDArray[Any]) -> ExpertIds:
-    if found.max() <= np.iinfo(np.uint8).max:
-        return found.astype(np.uint8)
-    return found.astype(np.uint16)
+def _narrow(experts: NDArray[Any]) -> ExpertIds:
+    if experts.max() <= np.iinfo(np.uint8).max:
+        return experts.astype(np.uint8)
+    return experts.astype(np.uint16)
 
 
 class GenerationBuilder:
@@ -172,31 +172,31 @@ class GenerationBuilder:
 
     def add(self, ids: Any, logprobs: Any, logprob_ids: list[Any] | None = None) -> list[int]:
         """Append sampled ids and log-probabilities; return the ids. Raises ValueError for other or too many values."""
-        result = self._natural([] if ids is None else ids)
-        self.ids += result
+        new_ids = self._natural([] if ids is None else ids)
+        self.ids += new_ids
         self.logprobs += _numbers([] if logprobs is None else logprobs)
         # Not validated by themselves: they must equal the ids, which are.
         self.logprob_ids += logprob_ids or []
         if self._max_tokens is not None and len(self.ids) > self._max_tokens:
             raise ValueError(f"{len(self.ids)} token ids, but only {self._max_tokens} were requested")
-        return result
+        return new_ids
 
     def end(self, finish_reason: Any, stop_reason: Any = None) -> None:
         """Set the finish reason and the stop reason, if this piece has them."""
         self.finish_reason = self.finish_reason if finish_reason is None else finish_reason
         self.stop_reason = self.stop_reason if stop_reason is None else stop_reason
 
-    def spans(self, found: Any) -> None:
+    def spans(self, reported: Any) -> None:
         """Set the versions of the weights from `[{version, start, end}]`."""
-        if found:
+        if reported:
             self.versions = tuple(
-                VersionSpan(version(span["version"]), count(span["start"]), count(span["end"])) for span in found
+                VersionSpan(version(span["version"]), count(span["start"]), count(span["end"])) for span in reported
             )
 
-    def take_experts(self, found: Any, reader: Callable[[Any], NDArray[Any]]) -> None:
+    def take_experts(self, value: Any, reader: Callable[[Any], NDArray[Any]]) -> None:
         """Set the routed experts, if they were requested and are in this piece. Raises ValueError."""
-        if found is not None and self._wanted_experts is not None:
-            self._experts = reader(found)
+        if value is not None and self._wanted_experts is not None:
+            self._experts = reader(value)
 
     def generation(self) -> Generation:
         """Return the generation. Raises ValueError if its values are inconsistent."""
@@ -242,39 +242,39 @@ class GenerationBuilder:
         return values
 
 
-def finish_reason(found: Any) -> str:
+def finish_reason(value: Any) -> str:
     """Return the finish reason. Raises ValueError if it is missing or unknown."""
-    if found is None or found == "":
+    if value is None or value == "":
         raise ValueError("no finish reason")
-    if found == "error":
+    if value == "error":
         raise ValueError("the engine broke off the generation")
-    if not isinstance(found, str) or found not in FINISH_REASONS:
-        raise ValueError(f"finish reason {_shown(found)} is not one of {', '.join(sorted(FINISH_REASONS))}")
-    return found
+    if not isinstance(value, str) or value not in FINISH_REASONS:
+        raise ValueError(f"finish reason {_shown(value)} is not one of {', '.join(sorted(FINISH_REASONS))}")
+    return value
 
 
-def stop_reason(found: Any) -> str | int | None:
+def stop_reason(value: Any) -> str | int | None:
     """Return the stop string or stop token that ended it, if any. Raises ValueError for anything else."""
-    if found is None or isinstance(found, str) or (type(found) is int and abs(found) <= _LARGEST):
-        return found
-    raise ValueError(f"stop reason {_shown(found)} is neither a string nor a token")
+    if value is None or isinstance(value, str) or (type(value) is int and abs(value) <= _LARGEST):
+        return value
+    raise ValueError(f"stop reason {_shown(value)} is neither a string nor a token")
 
 
-def version(found: Any) -> str:
+def version(value: Any) -> str:
     """Return the version of an engine's weights; empty if it gives none. Raises ValueError for an invalid one."""
-    if found is None:
+    if value is None:
         return ""
-    text = str(found) if type(found) is int else found
+    text = str(value) if type(value) is int else value
     if not isinstance(text, str) or len(text) > VERSION_CHARS or not text.isprintable() or _NEGATIVE.match(text):
-        raise ValueError(f"version {_shown(found)} of the weights is not 0 to {VERSION_CHARS} printable characters")
+        raise ValueError(f"version {_shown(value)} of the weights is not 0 to {VERSION_CHARS} printable characters")
     return text
 
 
-def count(found: Any) -> int:
+def count(value: Any) -> int:
     """Return a number of tokens. Raises ValueError for anything else."""
-    if type(found) is not int or not 0 <= found <= _LARGEST:
-        raise ValueError(f"{_shown(found)} is not a number of tokens")
-    return found
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{_shown(value)} is not a number of tokens")
+    return value
 
 
 def without_echo(content: bytes, sent: bytes) -> bytes | None:
@@ -303,12 +303,12 @@ def _numbers(values: Any) -> list[float]:
 
 def _logprobs(values: Sequence[float]) -> LogProbs:
     try:
-        result = np.asarray(values, dtype=np.float64)
+        logprobs = np.asarray(values, dtype=np.float64)
     except OverflowError:
         raise ValueError("log-probabilities that are unknown or above 0") from None
-    if not np.all((result <= _ROUNDING) & (result > _UNKNOWN)):
+    if not np.all((logprobs <= _ROUNDING) & (logprobs > _UNKNOWN)):
         raise ValueError("log-probabilities that are unknown or above 0")
-    return np.minimum(result, 0.0).astype(np.float32)
+    return np.minimum(logprobs, 0.0).astype(np.float32)
 
 
 def _covering(versions: Sequence[VersionSpan], n: int) -> None:

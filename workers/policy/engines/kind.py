@@ -81,14 +81,14 @@ class HttpControl:
     async def _call(self, method: Literal["GET", "POST"], path: str, body: Any = None) -> dict[str, Any]:
         """Return the answer's JSON object. Raises EngineError also if the answer reports a failure."""
         try:
-            result = await (self._connection.get(path) if method == "GET" else self._connection.post(path, body))
+            answer = await (self._connection.get(path) if method == "GET" else self._connection.post(path, body))
         except Refusal as refusal:
             raise self._failure(path, refusal) from refusal
         except FAILURES as error:
             raise failures.broken(self._engine, error) from error
-        if not isinstance(result, dict) or result.get("success") is False:
-            raise EngineError(f"engine {self._engine} did not carry out {path}: {str(result)[:300]}; see its log")
-        return result
+        if not isinstance(answer, dict) or answer.get("success") is False:
+            raise EngineError(f"engine {self._engine} did not carry out {path}: {str(answer)[:300]}; see its log")
+        return answer
 
     def _failure(self, path: str, refusal: Refusal) -> Exception:
         if refusal.status in NO_ROUTE:
@@ -157,13 +157,13 @@ def kind(name: str) -> EngineKind:
 
 def kinds() -> Iterator[tuple[str, EngineKind]]:
     """Yield all kinds by name, fallback kinds last; one that cannot be imported is skipped and logged."""
-    found: dict[str, EngineKind] = {}
+    by_name: dict[str, EngineKind] = {}
     for name in sorted(plugins.installed(GROUP)):
         try:
-            found[name] = _loaded(name)
+            by_name[name] = _loaded(name)
         except Exception:
             log.exception("The %s plug-in %r cannot be used", GROUP, name)
-    yield from sorted(found.items(), key=lambda item: item[1].is_fallback)
+    yield from sorted(by_name.items(), key=lambda item: item[1].is_fallback)
 
 
 def wire_of(info: EngineInfo) -> Wire | None:

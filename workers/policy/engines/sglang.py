@@ -49,12 +49,12 @@ class SglangWire(Wire):
             sampling["top_k"] = -1
         # Each is JSON text.
         sampling |= {name: json.dumps(value) for name, value in guide_of(ask.sampling).items()}
-        result: dict[str, Any] = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
+        options: dict[str, Any] = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
         adapter = {} if ask.model in ("", self._model) else {"lora_path": ask.model}
         salt = salted(ask.sampling, "extra_key")
         if ask.experts is not None:
-            result |= {"return_routed_experts": True, "routed_experts_start_len": ask.experts.start}
-        return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter | salt
+            options |= {"return_routed_experts": True, "routed_experts_start_len": ask.experts.start}
+        return {"input_ids": ask.prompt, "sampling_params": sampling} | options | adapter | salt
 
     def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
         meta = event["meta_info"]
@@ -78,13 +78,13 @@ class SglangWire(Wire):
         return new
 
 
-def _new(so_far: list[Any], found: Any, n: int) -> Any:
-    """Return the new values of `found`, which has all `n` so far or only these. Raises ValueError if any changed."""
-    if type(found) is not list or len(found) != n or not so_far:
-        return found
-    if found[: len(so_far)] != so_far:
+def _new(so_far: list[Any], values: Any, n: int) -> Any:
+    """Return the new ones of `values`, which has all `n` so far or only these. Raises ValueError if any changed."""
+    if type(values) is not list or len(values) != n or not so_far:
+        return values
+    if values[: len(so_far)] != so_far:
         raise ValueError("a stream event that contradicts earlier ones")
-    return found[len(so_far) :]
+    return values[len(so_far) :]
 
 
 def _versions(meta: dict[str, Any], builder: GenerationBuilder) -> None:

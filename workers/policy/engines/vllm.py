@@ -68,9 +68,9 @@ class CompletionsWire(Wire):
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         body = {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": 0}
-        result = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
+        flags = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
         sampling = sampling_fields(ask.sampling, ask.max_tokens) | salted(ask.sampling)
-        return body | dict.fromkeys(result, True) | sampling | _guided(ask) | _experts_from(ask) | _streaming(ask)
+        return body | dict.fromkeys(flags, True) | sampling | _guided(ask) | _experts_from(ask) | _streaming(ask)
 
     def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
         _count(event, builder)

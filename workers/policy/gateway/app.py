@@ -175,11 +175,11 @@ class _Routes:
 
     def _listed(self, name: str) -> dict[str, Any]:
         """Return a model entry with the fields of all vendors, and the token limits of a call."""
-        ours: ModelDict = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
+        openai: ModelDict = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
         google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
         anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
         budget = {} if name in self._calls.roles else self._calls.token_budget.fields()
-        return {**ours, **google, **anthropic, **budget}
+        return {**openai, **google, **anthropic, **budget}
 
     async def _parsed(self, api: Api, request: Request) -> ParsedRequest:
         """Return the parsed request. A large one is parsed in a thread, as all rollouts share the event loop."""
@@ -223,9 +223,9 @@ class _Routes:
             is_read = True
         finally:
             task.cancel()
-            (result,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(result, Completion) and not is_read:
-                self._calls.went_unread(request, result)
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(outcome, Completion) and not is_read:
+                self._calls.went_unread(request, outcome)
 
 
 def _with_path(request: Request, body: dict[str, Any]) -> dict[str, Any]:

@@ -50,18 +50,18 @@ def one_leading(messages: Sequence[Message]) -> list[Message]:
     A user message next to a converted system message is joined with it, as many templates require alternating roles.
     """
     leading = list(takewhile(_is_system, messages))
-    result: list[Message] = []
+    merged: list[Message] = []
     if leading:
-        result.append({"role": "system", "content": _JOIN.join(message["content"] for message in leading)})
+        merged.append({"role": "system", "content": _JOIN.join(message["content"] for message in leading)})
     moved = False
     for message in messages[len(leading) :]:
         was_moved, moved = moved, _is_system(message)
         ready: Message = {**message, "role": "user"} if moved else message
-        if (moved or was_moved) and ready["role"] == "user" and result and result[-1]["role"] == "user":
-            result[-1] = {**result[-1], "content": joined([result[-1]["content"], ready["content"]], _JOIN)}
+        if (moved or was_moved) and ready["role"] == "user" and merged and merged[-1]["role"] == "user":
+            merged[-1] = {**merged[-1], "content": joined([merged[-1]["content"], ready["content"]], _JOIN)}
         else:
-            result.append(ready)
-    return result
+            merged.append(ready)
+    return merged
 
 
 def _is_system(message: Message) -> bool:
@@ -325,13 +325,13 @@ class GatewayCalls:
         return given | {"depth": str(depth), "tools": str(len(request.tools))}
 
     def _sampling(self, request: ParsedRequest) -> SamplingParams:
-        ours, forms = self._context.sampling, self._context.agent_requests.forms
-        stops = {"stop": tuple(dict.fromkeys((*ours.stop, *request.stop)))}
+        sampling, forms = self._context.sampling, self._context.agent_requests.forms
+        stops = {"stop": tuple(dict.fromkeys((*sampling.stop, *request.stop)))}
         free = request.tool_choice == "auto" and request.answer_schema is None
         if (free or (forms == "ignore" and request.tool_choice != "none")) and not request.logprobs:
-            return ours.model_copy(update=stops)
+            return sampling.model_copy(update=stops)
         return FormedSampling(
-            **ours.model_copy(update=stops).model_dump(),
+            **sampling.model_copy(update=stops).model_dump(),
             tool_choice=None if request.tool_choice == "auto" else request.tool_choice,
             tools_allowed=request.tools_allowed if request.tool_choice == "required" else (),
             answer_schema=request.answer_schema if forms != "ignore" else None,

@@ -139,12 +139,12 @@ def body_in(data: bytearray, encoding: str) -> dict[str, Any]:
 
 def header_labels(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the labels in a request's headers."""
-    result: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for name, value in headers.items():
         label = _KNOWN.get(name) or (name.removeprefix(_LABEL) if name.startswith(_LABEL) else "")
-        if label and value and len(result) < _MAX_LABELS:
-            result[label[:64]] = value[:_MAX_CHARS]
-    return result
+        if label and value and len(labels) < _MAX_LABELS:
+            labels[label[:64]] = value[:_MAX_CHARS]
+    return labels
 
 
 def problem_of(error: Exception) -> ApiProblem:

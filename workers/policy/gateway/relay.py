@@ -50,9 +50,9 @@ async def relay(path: str) -> asyncio.Server:
 async def _connect(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     # A handler cancelled at the end of the program would be reported among the agent's last lines.
     with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
-        there, back = await asyncio.open_unix_connection(path)
-        with contextlib.closing(back):
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+        socket_reader, socket_writer = await asyncio.open_unix_connection(path)
+        with contextlib.closing(socket_writer):
+            await asyncio.gather(_pump(reader, socket_writer), _pump(socket_reader, writer))
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -86,11 +86,11 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    result = []
+    pids = []
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            result += [int(pid) for pid in (thread / "children").read_text().split()]
-    return result
+            pids += [int(pid) for pid in (thread / "children").read_text().split()]
+    return pids
 
 
 async def _end_with(gateway: asyncio.StreamReader, child: asyncio.subprocess.Process) -> None:

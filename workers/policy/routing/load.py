@@ -181,18 +181,18 @@ class SharedLoads(PeerLoads):
             pipe.set(self.KEY + self._owner, own, px=self._expires_ms)
             pipe.sadd(self.OWNERS, self._owner)
             pipe.sort(self.OWNERS, by="nosort", get=["#", self.KEY + "*"])
-            result = pipe.execute()[-1]
-            self._take(dict(zip(result[::2], result[1::2], strict=True)))
+            reply = pipe.execute()[-1]
+            self._take(dict(zip(reply[::2], reply[1::2], strict=True)))
         except (redis.RedisError, OSError, ValueError, TypeError, RuntimeError) as error:
             self._others, self._speeds = {}, {}
             log.debug("Loads of other workers are unknown: %s", error)
 
-    def _take(self, found: dict[bytes, bytes | None]) -> None:
-        if gone := [owner for owner, counts in found.items() if counts is None]:
-            self._redis.srem(self.OWNERS, *gone)
+    def _take(self, counts_by_owner: dict[bytes, bytes | None]) -> None:
+        if expired := [owner for owner, counts in counts_by_owner.items() if counts is None]:
+            self._redis.srem(self.OWNERS, *expired)
         loads: defaultdict[str, Load] = defaultdict(Load)
         speeds: defaultdict[str, list[float]] = defaultdict(list)
-        for owner, counts in found.items():
+        for owner, counts in counts_by_owner.items():
             if counts is None or owner.decode() == self._owner:
                 continue
             for url, (n_calls, n_tokens, speed) in json.loads(counts).items():

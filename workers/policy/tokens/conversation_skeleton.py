@@ -76,14 +76,14 @@ def marked(message: Message) -> Message:
 
 def marks(message: Message) -> dict[str, str]:
     """Return the marks of a turn that a render must show: readable name to mark."""
-    result = {"the reasoning": _mark("thought")} if reasoning(message) else {}
+    by_name = {"the reasoning": _mark("thought")} if reasoning(message) else {}
     _, thought, after = _parted(text_of(message.get("content")) or "")
     if thought:
-        result["the reasoning in the text"] = _mark("inner")
+        by_name["the reasoning in the text"] = _mark("inner")
     if after.strip():
-        result["the text"] = _mark("text")
+        by_name["the text"] = _mark("text")
     n_calls = len(message.get("tool_calls") or ())
-    return result | {f"tool call {number + 1}": _mark(f"call{number}") for number in range(n_calls)}
+    return by_name | {f"tool call {number + 1}": _mark(f"call{number}") for number in range(n_calls)}
 
 
 def outlined_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -163,21 +163,21 @@ class PathPosition(NamedTuple):
 
 def walk(start: PathPosition, messages: Sequence[Message]) -> list[PathPosition]:
     """Return all positions that `messages` pass through from `start` on, the deepest last."""
-    places = [start]
+    positions = [start]
     reached = [start]
     for depth in range(start.depth, len(messages)):
-        reached = [next_place for place in reached for next_place in _steps(place, messages[depth])]
+        reached = [next_position for position in reached for next_position in _steps(position, messages[depth])]
         if not reached:
             break
-        places += reached
-    return places
+        positions += reached
+    return positions
 
 
-def _steps(place: PathPosition, given: Message) -> list[PathPosition]:
-    for child in place.node.children:
+def _steps(position: PathPosition, given: Message) -> list[PathPosition]:
+    for child in position.node.children:
         if child.given is given:
-            return [_step(place, child)]
-    return [_step(place, child) for child in place.node.children if _is(child, given, place.ids)]
+            return [_step(position, child)]
+    return [_step(position, child) for child in position.node.children if _is(child, given, position.ids)]
 
 
 def _is(child: MessageNode, given: Message, ids: CallIds) -> bool:
@@ -191,5 +191,5 @@ def _is(child: MessageNode, given: Message, ids: CallIds) -> bool:
     return True
 
 
-def _step(place: PathPosition, child: MessageNode) -> PathPosition:
-    return PathPosition(child, place.depth + 1, {**place.ids, **child.renamed} if child.renamed else place.ids)
+def _step(position: PathPosition, child: MessageNode) -> PathPosition:
+    return PathPosition(child, position.depth + 1, {**position.ids, **child.renamed} if child.renamed else position.ids)

@@ -32,7 +32,7 @@ class Style:
 
 def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
     """Return about how many characters a template renders: all texts and keys in the messages' values and the tools."""
-    result = 0
+    n = 0
     values: list[Any] = [*tools]
     for message in messages:
         values.extend(message.values())
@@ -41,15 +41,15 @@ def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
         value = values.pop()
         kind = type(value)
         if kind is str:
-            result += len(value)
+            n += len(value)
         elif kind is dict:
             values.extend(value)
             values.extend(value.values())
         elif kind is list or kind is tuple:
             values.extend(value)
         elif value is not None:
-            result += len(str(value))
-    return result
+            n += len(str(value))
+    return n
 
 
 def n_chars_at_most(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:

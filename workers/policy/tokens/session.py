@@ -93,12 +93,12 @@ class TokenSession:
     def draft(self, messages: Sequence[Message], tools: Tools) -> PromptDraft:
         """Return the next turn's prompt, not yet encoded. Raises TemplateError if the template refuses the messages."""
         tree = self._tree(tools)
-        places = walk(PathPosition(tree.start, 0, {}), messages)
-        held = _last_held(places, messages)
+        positions = walk(PathPosition(tree.start, 0, {}), messages)
+        held = _last_held(positions, messages)
         if held is not None:
             return self._continued(tree, held, messages)
-        at = self._grown(tree, places[-1], messages)
-        return self._whole(tree, at, self._branch(tree, places[-1], messages) if self._n_taken else FIRST)
+        at = self._grown(tree, positions[-1], messages)
+        return self._whole(tree, at, self._branch(tree, positions[-1], messages) if self._n_taken else FIRST)
 
     def commit(self, prompt: Prompt, response_ids: TokenIds, message: Message) -> int:
         """Store the ids sampled from a prompt and the message parsed from them. Return the call's number."""
@@ -120,12 +120,12 @@ class TokenSession:
 
     def _grown(self, tree: _Tree, start: PathPosition, messages: Sequence[Message]) -> MessageNode:
         """Return the node of the whole conversation; new messages after `start` are added."""
-        place = walk(start, messages)[-1]
-        node = place.node
-        for result in messages[place.depth :]:
-            message = with_call_ids(result, place.ids)
+        position = walk(start, messages)[-1]
+        node = position.node
+        for given in messages[position.depth :]:
+            message = with_call_ids(given, position.ids)
             node.children.append(
-                MessageNode(message, node, node.outline.then(self._template.prepare(message, tree.tools)), result)
+                MessageNode(message, node, node.outline.then(self._template.prepare(message, tree.tools)), given)
             )
             node = node.children[-1]
         return node
@@ -134,28 +134,30 @@ class TokenSession:
         text = self._template.render(at.path(), tree.tools, generation_prompt=True, **self._framing.kwargs)
         return PromptDraft(len(text), lambda: Prompt(self._tokenizer.encode(text), None, begins, 0, at, tree.tools))
 
-    def _branch(self, tree: _Tree, place: PathPosition, messages: Sequence[Message]) -> str:
+    def _branch(self, tree: _Tree, position: PathPosition, messages: Sequence[Message]) -> str:
         if messages and messages[-1].get("role") == "assistant":
             return "branch: the last message is the assistant's"
         if not tree.answered:
             return "branch: no earlier call had these tools"
-        if place.depth == len(messages):
+        if position.depth == len(messages):
             return "branch: the same was asked before"
-        if place.depth == 0:
+        if position.depth == 0:
             return "branch: another conversation"
-        return f"branch: message {place.depth} ({messages[place.depth].get('role')}) is not one of an earlier call"
+        return (
+            f"branch: message {position.depth} ({messages[position.depth].get('role')}) is not one of an earlier call"
+        )
 
-    def _continued(self, tree: _Tree, place: PathPosition, messages: Sequence[Message]) -> PromptDraft:
-        held = place.node.held
+    def _continued(self, tree: _Tree, position: PathPosition, messages: Sequence[Message]) -> PromptDraft:
+        held = position.node.held
         assert held is not None
-        at = self._grown(tree, place, messages)
-        new = [self._template.prepare(message, tree.tools) for message in at.path(len(messages) - place.depth)]
-        suffix = suffix_after(self._framing, place.node, new, tree.tools, tree.outlined)
+        at = self._grown(tree, position, messages)
+        new = [self._template.prepare(message, tree.tools) for message in at.path(len(messages) - position.depth)]
+        suffix = suffix_after(self._framing, position.node, new, tree.tools, tree.outlined)
         if not suffix.found or (suffix.rewritten and not self._keep_rewritten):
             return self._whole(
                 tree, at, f"rewritten: {suffix.rewritten or 'where the last turn ends is not to be seen'}"
             )
-        return PromptDraft(len(suffix.text), partial(self._extended, suffix, place.node, held, at, tree.tools))
+        return PromptDraft(len(suffix.text), partial(self._extended, suffix, position.node, held, at, tree.tools))
 
     def _extended(
         self, suffix: TurnSuffix, node: MessageNode, held: CachedTurn, at: MessageNode, tools: Tools
@@ -187,10 +189,14 @@ class TokenSession:
         return text[next(overlaps, 0) :]
 
 
-def _last_held(places: Sequence[PathPosition], messages: Sequence[Message]) -> PathPosition | None:
+def _last_held(positions: Sequence[PathPosition], messages: Sequence[Message]) -> PathPosition | None:
     """Return the end position of the longest held call that `messages` continue; the latest of several."""
     if not messages or messages[-1].get("role") == "assistant":
         return None
-    positions = [(place.depth, place.node.held.number, place) for place in places if place.node.held is not None]
-    positions = [entry for entry in positions if entry[0] < len(messages)]
-    return max(positions, key=lambda entry: entry[:2])[2] if positions else None
+    candidates = [
+        (position.depth, position.node.held.number, position)
+        for position in positions
+        if position.node.held is not None
+    ]
+    candidates = [entry for entry in candidates if entry[0] < len(messages)]
+    return max(candidates, key=lambda entry: entry[:2])[2] if candidates else None

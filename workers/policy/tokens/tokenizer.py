@@ -139,8 +139,8 @@ class Tokenizer:
 
     def first_special(self, text: str) -> str:
         """Return the first special token in a text; empty if there is none."""
-        places = [(place, -len(token), token) for token in self._special if (place := text.find(token)) >= 0]
-        return min(places)[2] if places else ""
+        matches = [(index, -len(token), token) for token in self._special if (index := text.find(token)) >= 0]
+        return min(matches)[2] if matches else ""
 
 
 @dataclass(frozen=True, slots=True)

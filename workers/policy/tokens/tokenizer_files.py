@@ -44,17 +44,17 @@ class ModelFiles:
 
     def digest(self) -> bytes:
         """Return the digest of the files; equal for all copies."""
-        result = hashlib.blake2b(digest_size=16)
+        hasher = hashlib.blake2b(digest_size=16)
         names = [path for pattern in _WANTED for path in sorted(self.folder.glob(pattern))]
         for path in [*names, *sorted((self.folder / _MORE_TEMPLATES).glob("*.jinja"))]:
             content = path.read_bytes()
-            result.update(b"%s %d " % (path.name.encode(), len(content)) + content)
-        return result.digest()
+            hasher.update(b"%s %d " % (path.name.encode(), len(content)) + content)
+        return hasher.digest()
 
     def specials(self) -> dict[str, str]:
         """Return the special tokens by their variable names in templates."""
-        result = {**self._read("special_tokens_map.json"), **self._config}
-        return {key: text for key in _SPECIALS if (text := _token_text(result.get(key)))}
+        entries = {**self._read("special_tokens_map.json"), **self._config}
+        return {key: text for key in _SPECIALS if (text := _token_text(entries.get(key)))}
 
     def templates(self) -> dict[str, str]:
         """Return chat templates by name, `default` among them; template files precede the configuration."""
@@ -79,8 +79,8 @@ class ModelFiles:
         """Return the size of the model's vocabulary, padding included; 0 if the configuration has none."""
         config = self._read("config.json")
         inner = config.get("text_config")
-        result = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else 0)
-        return result if type(result) is int else 0
+        size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else 0)
+        return size if type(size) is int else 0
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.folder / name

@@ -98,11 +98,11 @@ class TurnSuffixes:
         ends = self.ends(called)
         if not ends:
             return TurnSuffix(after[ends_at:])
-        places = [(place, -len(end), end) for end in ends if (place := after.find(end, ends_at)) >= 0]
-        if not places:
+        matches = [(index, -len(end), end) for end in ends if (index := after.find(end, ends_at)) >= 0]
+        if not matches:
             return TurnSuffix(found=False)
-        place, _, end = min(places)
-        return TurnSuffix(after[place:], end)
+        index, _, end = min(matches)
+        return TurnSuffix(after[index:], end)
 
     def _changes(self, before: str, after: str, earlier: Sequence[Message], tools: Tools) -> str:
         try:
@@ -166,16 +166,16 @@ def _turn_end(after: str, turn: Message, start: int) -> tuple[int, str]:
     """Return the end of the turn's last mark, -1 if unknown, and the name of a mark missing in the text."""
     ends_at, missing = start or -1, ""
     for what, mark in marks(turn).items():
-        place = after.rfind(mark, start)
-        missing = missing or (what if place < 0 else "")
-        ends_at = max(ends_at, place + len(mark) if place >= 0 else -1)
+        index = after.rfind(mark, start)
+        missing = missing or (what if index < 0 else "")
+        ends_at = max(ends_at, index + len(mark) if index >= 0 else -1)
     return ends_at, missing
 
 
 def _between(text: str, left: str, right: str) -> str | None:
-    _, result, rest = text.partition(left)
-    inner, found_too, _ = rest.partition(right)
-    return inner if result and found_too else None
+    _, opening, rest = text.partition(left)
+    inner, closing, _ = rest.partition(right)
+    return inner if opening and closing else None
 
 
 def suffix_after(

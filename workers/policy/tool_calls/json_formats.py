@@ -174,11 +174,11 @@ _LLAMA_KEYS = ("parameters", "arguments")
 
 
 def _bare_calls(raw: str) -> Calls:
-    result = members(raw)
-    if result is None:
+    fields = members(raw)
+    if fields is None:
         name = leading_name(raw)
         return [malformed(raw, name)] if name else []
-    if text_of(result.get("name")) and any(key in result for key in _LLAMA_KEYS):
+    if text_of(fields.get("name")) and any(key in fields for key in _LLAMA_KEYS):
         return [from_object(raw, *_LLAMA_KEYS)]
     return []
 
@@ -259,8 +259,8 @@ class _MistralCall:
     def calls(self, raw: str) -> Calls:
         text = raw.strip()
         if text.startswith("["):
-            result = elements(text)
-            return [from_object(each, "arguments", "parameters") for each in result or ()] or [
+            objects = elements(text)
+            return [from_object(each, "arguments", "parameters") for each in objects or ()] or [
                 malformed(text, leading_name(text[1:]))
             ]
         brace = text.find("{")
@@ -315,10 +315,10 @@ class _GemmaReader:
 
     def object(self) -> dict[str, Any]:
         """Return the only object of the text."""
-        result = self._value()
-        if self._tokens or not isinstance(result, dict):
+        value = self._value()
+        if self._tokens or not isinstance(value, dict):
             raise ValueError("text after the end")
-        return result
+        return value
 
     def _next(self) -> tuple[str, str]:
         if not self._tokens:

@@ -60,7 +60,7 @@ def _with_legal_escapes(source: str) -> str:
         if "r" in match.group(1).lower():
             return match.group()
         return match.group(1) + _NO_ESCAPE.sub(
-            lambda found: "\\" + found.group() if found.group(1) else found.group(), match.group(2)
+            lambda escape: "\\" + escape.group() if escape.group(1) else escape.group(), match.group(2)
         )
 
     return _STRING.sub(legal, source)

@@ -45,17 +45,17 @@ def from_json(name: str, arguments: str, call_id: str = "") -> ParsedToolCall:
 
 def from_object(raw: str, *keys: str) -> ParsedToolCall:
     """Return a call written as one JSON object: `name`, and the arguments under one of the keys."""
-    result = members(raw)
-    if result is None:
+    fields = members(raw)
+    if fields is None:
         return malformed(raw, leading_name(raw))
-    name = text_of(result.get("name"))
+    name = text_of(fields.get("name"))
     if not name:
         return malformed(raw)
-    arguments = next((result[key] for key in keys if key in result), "{}")
+    arguments = next((fields[key] for key in keys if key in fields), "{}")
     if arguments == "null":
         arguments = "{}"
     # Some models send the object inside a string, as on the wire of the OpenAI API.
-    return from_json(name, text_of(arguments) or arguments, text_of(result.get("id")))
+    return from_json(name, text_of(arguments) or arguments, text_of(fields.get("id")))
 
 
 def leading_name(raw: str) -> str:
@@ -77,7 +77,7 @@ def text_of(raw: str | None) -> str:
 
 def members(raw: str) -> dict[str, str] | None:
     """Return key to the raw text of its value if this is exactly one JSON object; else None."""
-    result = {}
+    raw_values = {}
     try:
         at = _past(raw, 0, "{")
         while not raw.startswith("}", at):
@@ -86,25 +86,25 @@ def members(raw: str) -> dict[str, str] | None:
                 return None
             start = _past(raw, at, ":")
             at = _DECODER.raw_decode(raw, start)[1]
-            result[key] = raw[start:at]
+            raw_values[key] = raw[start:at]
             at = _past_comma(raw, at, "}")
     except UNREADABLE:
         return None
-    return result if _space(raw, at + 1) == len(raw) else None
+    return raw_values if _space(raw, at + 1) == len(raw) else None
 
 
 def elements(raw: str) -> list[str] | None:
     """Return the raw text of each element if this is exactly one JSON array; else None."""
-    result = []
+    raw_elements = []
     try:
         at = _past(raw, 0, "[")
         while not raw.startswith("]", at):
             end = _DECODER.raw_decode(raw, at)[1]
-            result.append(raw[at:end])
+            raw_elements.append(raw[at:end])
             at = _past_comma(raw, end, "]")
     except UNREADABLE:
         return None
-    return result if _space(raw, at + 1) == len(raw) else None
+    return raw_elements if _space(raw, at + 1) == len(raw) else None
 
 
 def _past_comma(raw: str, at: int, closer: str) -> int:

@@ -59,15 +59,15 @@ class ThreadStore:
 
         Raises BadRequest for an unknown thread, or for a system prompt or tools that differ from the thread's.
         """
-        result = body.get("thread")
-        if result is None:
+        requested = body.get("thread")
+        if requested is None:
             return None
-        kind = result.get("type") if isinstance(result, dict) else None
+        kind = requested.get("type") if isinstance(requested, dict) else None
         if kind == "create":
             return StoredThread({name: body[name] for name in _OF_THE_THREAD if body.get(name)}, ())
         if kind != "continue":
             raise BadRequest("must be an object of type 'create' or 'continue'", "thread")
-        answer_id = model_api.word(result.get("previous_message_id"), "thread.previous_message_id")
+        answer_id = model_api.word(requested.get("previous_message_id"), "thread.previous_message_id")
         thread = self._by_answer.get(answer_id)
         if thread is None:
             raise _refused(404, "thread_not_found", f"no thread is stored for {answer_id!r}: send all messages again")
@@ -105,7 +105,7 @@ class ShownMessage:
             content.append({"type": "thinking", "thinking": self.thinking, "signature": ""})
         if self.text:
             content.append({"type": "text", "text": self.text, "citations": None})
-        content += [_tool_use(call_id, name, result) for call_id, name, result in self.tool_uses]
+        content += [_tool_use(call_id, name, arguments) for call_id, name, arguments in self.tool_uses]
         return {
             **_head(self.message_id, self.model),
             "content": content,
@@ -148,9 +148,9 @@ class MessagesEvents:
             self._say("text", model_api.rest(shown.text, self._sent["text"])),
             self._stop(),
         ]
-        for call_id, name, result in shown.tool_uses:
+        for call_id, name, arguments in shown.tool_uses:
             pieces.append(self._start("tool_use", _tool_use(call_id, name, {})))
-            pieces.append(self._delta({"type": "input_json_delta", "partial_json": orjson.dumps(result).decode()}))
+            pieces.append(self._delta({"type": "input_json_delta", "partial_json": orjson.dumps(arguments).decode()}))
             pieces.append(self._stop())
         ended = {"stop_reason": shown.stop_reason, "stop_sequence": shown.stop_sequence}
         pieces.append(_event("message_delta", delta=ended, usage=shown.usage))

@@ -154,15 +154,15 @@ class GoogleApi:
         text: list[str] = []
         thought: list[str] = []
         calls: list[AnsweredToolCall] = []
-        for place, part in enumerate(parts):
-            where = f"{name}.parts[{place}]"
+        for index, part in enumerate(parts):
+            where = f"{name}.parts[{index}]"
             if (call := part.get("functionCall")) is not None:
                 called = camel(_object(call, f"{where}.functionCall"))
                 model_api.refuse(called, GOOGLE_CALL.refused, f"{where}.functionCall")
                 args = _object(called.get("args"), f"{where}.functionCall.args")
                 its_name = model_api.word(called.get("name"), f"{where}.functionCall.name")
                 written = self._written.get((its_name, _meaning(args))) or orjson.dumps(args).decode()
-                calls.append(AnsweredToolCall(str(called.get("id") or f"call_{number}_{place}"), its_name, written))
+                calls.append(AnsweredToolCall(str(called.get("id") or f"call_{number}_{index}"), its_name, written))
             elif part.get("text") is not None:
                 (thought if part.get("thought") else text).append(model_api.word(part["text"], f"{where}.text"))
             else:
@@ -224,8 +224,8 @@ def _usage(completion: Completion) -> dict[str, int]:
 def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[str, deque[str]]) -> list[Message]:
     """Return function results as separate messages, with the text between them in order."""
     messages: list[Message] = []
-    for place, part in enumerate(parts):
-        where = f"{name}.parts[{place}]"
+    for index, part in enumerate(parts):
+        where = f"{name}.parts[{index}]"
         if part.get("functionResponse") is not None:
             messages.append(_result(_object(part["functionResponse"], f"{where}.functionResponse"), where, open_calls))
             continue
@@ -270,11 +270,11 @@ def _system(value: object) -> list[Message]:
         return [{"role": "system", "content": value}]
     parts = _parts(_object(value, "systemInstruction"), "systemInstruction")
     texts = []
-    for place, each in enumerate(parts):
-        part = _part(each, f"systemInstruction.parts[{place}]")
+    for index, each in enumerate(parts):
+        part = _part(each, f"systemInstruction.parts[{index}]")
         if part.get("text") is None:
-            raise _not_taken(part, f"systemInstruction.parts[{place}]")
-        texts.append(model_api.word(part["text"], f"systemInstruction.parts[{place}].text"))
+            raise _not_taken(part, f"systemInstruction.parts[{index}]")
+        texts.append(model_api.word(part["text"], f"systemInstruction.parts[{index}].text"))
     text = "\n".join(texts)
     return [{"role": "system", "content": text}] if text else []
 
@@ -286,11 +286,11 @@ def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
     for number, each in enumerate(model_api.mappings(value or [], "tools")):
         tool = camel(each)
         where = f"tools[{number}].functionDeclarations"
-        for place, declared in enumerate(model_api.mappings(tool.get("functionDeclarations") or [], where)):
+        for index, declared in enumerate(model_api.mappings(tool.get("functionDeclarations") or [], where)):
             function = camel(declared)
-            name = model_api.word(function.get("name"), f"{where}[{place}].name")
+            name = model_api.word(function.get("name"), f"{where}[{index}].name")
             field = "parameters" if function.get("parametersJsonSchema") is None else "parametersJsonSchema"
-            schema = model_api.schema(function.get(field), f"{where}[{place}].{field}")
+            schema = model_api.schema(function.get(field), f"{where}[{index}].{field}")
             if field == "parameters":
                 schema = request_fields.json_schema(schema)
             tools.append(model_api.function(name, function.get("description"), schema))

@@ -183,13 +183,13 @@ def digest_of(body: Mapping[str, Any]) -> bytes:
 
 
 def content(message: Message) -> str:
-    result = message.get("content")
-    return result if isinstance(result, str) else ""
+    value = message.get("content")
+    return value if isinstance(value, str) else ""
 
 
 def reasoning(message: Message) -> str:
-    result = message.get("reasoning_content")
-    return result if isinstance(result, str) else ""
+    value = message.get("reasoning_content")
+    return value if isinstance(value, str) else ""
 
 
 def finish_reason(completion: Completion) -> FinishReason:
@@ -301,12 +301,12 @@ def texts(value: object, name: str) -> tuple[str, ...]:
     """Return stop texts, given as one text or a list; empty ones are dropped. Raises BadRequest."""
     if value is None:
         return ()
-    result = [value] if isinstance(value, str) else value
-    if not isinstance(result, list) or not all(isinstance(each, str) for each in result):
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
         raise BadRequest("must be a text or a list of texts", name)
-    if len(result) > _MAX_TEXTS or any(len(each) > _MAX_TEXT_CHARS for each in result):
+    if len(stops) > _MAX_TEXTS or any(len(each) > _MAX_TEXT_CHARS for each in stops):
         raise BadRequest(f"at most {_MAX_TEXTS} texts of {_MAX_TEXT_CHARS} characters are supported", name)
-    return tuple(each for each in result if each)
+    return tuple(each for each in stops if each)
 
 
 def word(value: object, name: str) -> str:

@@ -310,27 +310,27 @@ def camel(given: Mapping[str, Any]) -> dict[str, Any]:
     return {_SNAKE.sub(lambda match: match[1].upper(), name): value for name, value in given.items()}
 
 
-def json_schema(given: object, depth: int = 0) -> dict[str, Any] | None:
+def json_schema(schema: object, depth: int = 0) -> dict[str, Any] | None:
     """Return a schema as a JSON schema; None for an invalid one."""
-    if not isinstance(given, dict) or depth > _DEPTH:
+    if not isinstance(schema, dict) or depth > _DEPTH:
         return None
-    given = camel(given)
-    result = {
+    schema = camel(schema)
+    converted = {
         _DOLLAR_NAMES.get(name, name): _field(_DOLLAR_NAMES.get(name, name), value, depth)
-        for name, value in given.items()
+        for name, value in schema.items()
         if name not in _OF_THE_VENDOR
     }
-    if given.get("nullable") is not True:
-        return result
-    if isinstance(result.get("type"), str):
-        return result | {"type": [result["type"], "null"]}
-    if isinstance(result.get("anyOf"), list):
-        return result | {"anyOf": [*result["anyOf"], _NULL]}
-    if "$ref" in result:
-        return {name: value for name, value in result.items() if name != "$ref"} | {
-            "anyOf": [{"$ref": result["$ref"]}, _NULL]
+    if schema.get("nullable") is not True:
+        return converted
+    if isinstance(converted.get("type"), str):
+        return converted | {"type": [converted["type"], "null"]}
+    if isinstance(converted.get("anyOf"), list):
+        return converted | {"anyOf": [*converted["anyOf"], _NULL]}
+    if "$ref" in converted:
+        return {name: value for name, value in converted.items() if name != "$ref"} | {
+            "anyOf": [{"$ref": converted["$ref"]}, _NULL]
         }
-    return result
+    return converted
 
 
 def _field(name: str, value: Any, depth: int) -> Any:
@@ -359,13 +359,13 @@ class ToolChoice:
 
     def checked(self, tools: Sequence[ChatCompletionToolParam], left_out: Sequence[str], name: str) -> ToolChoice:
         """Return it. Raises BadRequest for a choice among missing tools, and if all tools were hidden."""
-        there = {tool["function"]["name"] for tool in tools}
-        if self.mode == "required" and not there:
+        offered = {tool["function"]["name"] for tool in tools}
+        if self.mode == "required" and not offered:
             raise BadRequest("there is no tool to call", name)
         for each in self.allowed:
-            if each not in there:
+            if each not in offered:
                 raise BadRequest(f"there is no tool {each[:_SHOWN]!r}", name)
-        if left_out and not there:
+        if left_out and not offered:
             names = ", ".join(each[:_SHOWN] for each in left_out[:8])
             raise BadRequest(f"none of the tools can be run here: {names}", "tools")
         return self
