@@ -66,8 +66,8 @@ def parse(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, BaseModel]:
     try:
         return tool, tool.arguments.model_validate(arguments)
     except ValidationError as error:
-        places = [(".".join(map(str, each["loc"])) or "arguments", each["msg"]) for each in error.errors()]
-        complaints = "; ".join(f"{place}: {message}" for place, message in places)
+        faults = [(".".join(map(str, each["loc"])) or "arguments", each["msg"]) for each in error.errors()]
+        complaints = "; ".join(f"{location}: {message}" for location, message in faults)
         raise InvalidCall(f"The arguments of {call.name} do not fit: {complaints}.") from None
 
 

@@ -155,70 +155,70 @@ class _EpisodeRun:
         """Carry out an action, or close the episode. Return the error that the policy's texts cause, if any."""
         if self._connection is None:
             return None
-        heard = self._connection.heard
+        role_replies = self._connection.role_replies
         try:
-            result: Step | float | BrokenEpisode | None = await self._requested(
+            outcome: Step | float | BrokenEpisode | None = await self._requested(
                 self._connection, action, self._ask_role
             )
         except (BrokenEpisode, ServerEnded) as broken:
             self._broke()
-            result = await self._settled(action, broken, heard)
+            outcome = await self._settled(action, broken, role_replies)
         if action is not None:
             self._actions.append(action)
-        return result
+        return outcome
 
     def _broke(self) -> None:
         self.drop()
         self._has_broken = True
 
     async def _settled(
-        self, action: Action | None, broken: BrokenEpisode | ServerEnded, heard: Sequence[str]
+        self, action: Action | None, broken: BrokenEpisode | ServerEnded, role_replies: Sequence[str]
     ) -> Step | float | BrokenEpisode | None:
         """Attribute a failure. Raises HandlerError if the environment also fails without the policy's texts."""
         if isinstance(broken, ServerEnded):
             # Most likely caused by another episode.
             try:
-                return await self._repeated(action, heard)
+                return await self._repeated(action, role_replies)
             except BrokenEpisode as error:
                 broken = error
         control = await self._connected()
         control.verify = _unread
         try:
-            await self._control(control, heard)
+            await self._control(control, role_replies)
         except HandlerError as error:
             raise HandlerError(f"{broken}; and without the policy's texts: {error}") from error
         finally:
             control.drop()
         try:
-            return await self._repeated(action, heard)
+            return await self._repeated(action, role_replies)
         except BrokenEpisode as error:
             return error
 
-    async def _repeated(self, action: Action | None, heard: Sequence[str]) -> Step | float | None:
+    async def _repeated(self, action: Action | None, role_replies: Sequence[str]) -> Step | float | None:
         """Repeat the recorded actions, then carry out the next one and continue. Raises BrokenEpisode."""
-        again = await self._connected()
+        connection = await self._connected()
         try:
-            replies = iter(heard)
+            replies = iter(role_replies)
 
             async def reply(role: str, messages: Sequence[Message]) -> str:
                 known = next(replies, None)
                 return await self._ask_role(role, messages) if known is None else known
 
-            await again.reset(self._instance.episode, _RESET_S, reply)
-            again.verify = _unread
+            await connection.reset(self._instance.episode, _RESET_S, reply)
+            connection.verify = _unread
             for each in self._actions:
-                await self._requested(again, each, reply)
-            again.verify = self._verify
-            result = await self._requested(again, action, reply)
+                await self._requested(connection, each, reply)
+            connection.verify = self._verify
+            outcome = await self._requested(connection, action, reply)
         except BaseException:
-            again.drop()
+            connection.drop()
             raise
-        self._connection = again
-        return result
+        self._connection = connection
+        return outcome
 
-    async def _control(self, connection: EpisodeConnection, heard: Sequence[str]) -> None:
+    async def _control(self, connection: EpisodeConnection, role_replies: Sequence[str]) -> None:
         """Run an episode with as many steps, without the policy's texts."""
-        replies = iter(heard)
+        replies = iter(role_replies)
 
         async def reply(role: str, messages: Sequence[Message]) -> str:
             return next(replies, _NO_ANSWER)

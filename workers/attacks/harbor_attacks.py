@@ -220,8 +220,8 @@ def harbor_attacks(folder: Path, instructions: Sequence[str]) -> list[Attack]:
 
 def _named(texts: Sequence[str]) -> list[str]:
     """Return the files outside the verifier's folders that tests name."""
-    found = {path for text in texts for path in _PATH.findall(text) if not path.startswith(_OURS)}
-    return sorted(found)[:_MOST_PATHS]
+    paths = {path for text in texts for path in _PATH.findall(text) if not path.startswith(_OURS)}
+    return sorted(paths)[:_MOST_PATHS]
 
 
 def _of_paths(paths: Sequence[str], data: Sequence[str], instructions: Sequence[str]) -> list[Attack]:

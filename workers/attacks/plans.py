@@ -107,14 +107,14 @@ def issue_attacks(tree: str, gold_patch: str) -> list[Attack]:
 
     Code goes to the end of the modules that the gold patch changes, or else of the first packages of the tree.
     """
-    found = [first or second for first, second in _TOUCHED.findall(gold_patch)]
-    modules = " ".join(shlex.quote(path) for path in dict.fromkeys(found)) or _PACKAGES
+    touched = [first or second for first, second in _TOUCHED.findall(gold_patch)]
+    modules = " ".join(shlex.quote(path) for path in dict.fromkeys(touched)) or _PACKAGES
     inside = {**PATCHES, **FORGED}
     append = f"for module in {modules}; do cat >> \"$module\" <<'PYTHON_CODE'"
     commands = {name: (kind, f"{append}\n{code}\nPYTHON_CODE\ndone") for name, (kind, code) in inside.items()}
     commands |= _OUTSIDE
-    place = f"cd {shlex.quote(tree)} || exit 1\n"
-    return [Attack(name, kind, command=place + command) for name, (kind, command) in commands.items()]
+    cd = f"cd {shlex.quote(tree)} || exit 1\n"
+    return [Attack(name, kind, command=cd + command) for name, (kind, command) in commands.items()]
 
 
 def applied(tree: str, patch: str, options: str = "") -> str:

@@ -14,13 +14,13 @@ def last_tagged(text: str) -> str | None:
     on a text of only opening tags.
     """
     text = text[-MAX_CHARS:]
-    place = last_place(text)
-    return None if place is None else text[slice(*place)].strip()
+    span = last_span(text)
+    return None if span is None else text[slice(*span)].strip()
 
 
-def last_place(text: str) -> tuple[int, int] | None:
+def last_span(text: str) -> tuple[int, int] | None:
     """Return start and end of the text between the last pair of tags; None if there is no pair."""
-    place, at = None, 0
+    span, at = None, 0
     while (start := text.find(_OPENING, at)) >= 0 and (end := text.find(_CLOSING, start)) >= 0:
-        place, at = (start + len(_OPENING), end), end + len(_CLOSING)
-    return place
+        span, at = (start + len(_OPENING), end), end + len(_CLOSING)
+    return span

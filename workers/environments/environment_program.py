@@ -73,7 +73,7 @@ class EnvironmentProgram:
         shared = bool(getattr(kind, "shared", not network))
         if network and shared:
             raise ValueError("network = True needs shared = False: a shared sandbox has no connections")
-        result = cls(
+        program = cls(
             name,
             kind.__module__,
             kind.__qualname__,
@@ -86,8 +86,8 @@ class EnvironmentProgram:
             shared=shared,
             rewards=None if rewards is None else reward_range(rewards),
         )
-        result.spec()
-        return result
+        program.spec()
+        return program
 
     def spec(self, more_packages: Sequence[str] = ()) -> SandboxSpec:
         """Return its sandbox, with additional packages. Raises ValueError if they are not exact requirements."""
@@ -105,8 +105,8 @@ class EnvironmentProgram:
 
     def sources(self) -> Mapping[str, Path]:
         """Return the files to copy into FOLDER, by their paths there. Raises HandlerError for a missing one."""
-        ours = (environment.__name__, computing_calls.__name__, environment_server.__name__)
-        names = dict.fromkeys((*ours, self.module, *self.modules))
+        own = (environment.__name__, computing_calls.__name__, environment_server.__name__)
+        names = dict.fromkeys((*own, self.module, *self.modules))
         return {f"{name.replace('.', '/')}.py": _source(self.name, name) for name in names}
 
 

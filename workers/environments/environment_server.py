@@ -255,8 +255,8 @@ class ForkServer:
         del self._rollouts[descriptor]
         with contextlib.suppress(KeyError):
             self._poll.unregister(descriptor)
-        how = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"with code {os.WEXITSTATUS(status)}"
-        _say(connection, {"ended": how})
+        end = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"with code {os.WEXITSTATUS(status)}"
+        _say(connection, {"ended": end})
         connection.close()
 
 

@@ -66,7 +66,7 @@ class EpisodeConnection:
         """Scores the answer to a problem."""
         self.shared = False
         """True if its server also has other episodes."""
-        self.heard: list[str] = []
+        self.role_replies: list[str] = []
         """The replies of the LLMs of roles, in order."""
         self._name = name
         self._reader = reader
@@ -161,7 +161,7 @@ class EpisodeConnection:
             # The time of another LLM is not charged to the environment.
             messages = self._messages(reply.get("messages"), f"{what}: ask()")
             message = {"text": await ask(str(reply["ask"]), messages)}
-            self.heard.append(message["text"])
+            self.role_replies.append(message["text"])
 
     async def _receive(self, what: str) -> Mapping[str, Any]:
         try:

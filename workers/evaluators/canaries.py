@@ -130,14 +130,14 @@ class TestCopier:
 def anchors(text: str, module: ast.Module, test: str) -> list[int]:
     """Return the indices of lines before a test's definition to which another statement may be added."""
     lines = text.split("\n")
-    result: list[int] = []
+    indices: list[int] = []
     for node in module.body:
         if isinstance(node, _FUNCTIONS) and node.name == test:
-            return result
+            return indices
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign)) and node.lineno == node.end_lineno:
             line = lines[node.lineno - 1].encode()
             if line == line[: node.end_col_offset] and "__future__" not in lines[node.lineno - 1]:
-                result.append(node.lineno - 1)
+                indices.append(node.lineno - 1)
     return []
 
 
@@ -319,7 +319,7 @@ def canaries(names: CanaryNames) -> Iterator[tuple[str, str, str]]:
 
 def gaps(lines: list[str], module: ast.Module) -> list[int]:
     """Return the indices of lines at which two empty ones separate two definitions."""
-    result = []
+    indices = []
     for number, after in enumerate(module.body[1:]):
         before = module.body[number]
         if not isinstance(before, _DEFINITIONS):
@@ -327,9 +327,9 @@ def gaps(lines: list[str], module: ast.Module) -> list[int]:
         starts = [after.lineno, *(one.lineno for one in getattr(after, "decorator_list", []))]
         for index in range(before.end_lineno or 0, min(starts) - 2):
             if not lines[index].strip() and not lines[index + 1].strip():
-                result.append(index)
+                indices.append(index)
                 break
-    return result
+    return indices
 
 
 def planted(text: str, names: CanaryNames, module: ast.Module) -> tuple[str, dict[str, str]]:
@@ -384,12 +384,12 @@ def copied(
 
 
 def main() -> None:
-    result = json.load(sys.stdin)
-    tree = Path(result["tree"])
-    result["copied"] = [test.partition("::") for test in result["copied"]]
-    value = [path for path in result["tests"] if path.endswith(".py")]
+    request = json.load(sys.stdin)
+    tree = Path(request["tree"])
+    request["copied"] = [test.partition("::") for test in request["copied"]]
+    paths = [path for path in request["tests"] if path.endswith(".py")]
     # Ids may be relative to a folder that pytest uses as its root.
-    wanted = {file for path in value for file in (tree / path, *tree.glob(f"*/{path}"), *tree.glob(f"*/*/{path}"))}
+    wanted = {file for path in paths for file in (tree / path, *tree.glob(f"*/{path}"), *tree.glob(f"*/*/{path}"))}
     siblings = {file for folder in {file.parent for file in wanted} for file in folder.glob("*.py")}
     fit = {file for file in siblings if file in wanted or re.match(r"test_.*\.py|.*_test\.py", file.name)}
     answer: dict[str, dict[str, Any]] = {"canaries": {}, "copies": {}, "uncopied": {}}
@@ -403,9 +403,9 @@ def main() -> None:
         except (SyntaxError, ValueError, RecursionError):
             continue
         path, names = file.relative_to(tree).as_posix(), CanaryNames(text)
-        here = [test for at, _, test in result["copied"] if path == at or path.endswith(f"/{at}")]
+        tests = [test for at, _, test in request["copied"] if path == at or path.endswith(f"/{at}")]
         more, expected = planted(text, names, module)
-        sources, added, copies, uncopied = copied(text, names, module, here)
+        sources, added, copies, uncopied = copied(text, names, module, tests)
         more = "\n".join(line + added.get(index, "") for index, line in enumerate(more.split("\n")))
         if expected:
             answer["canaries"][path] = expected

@@ -142,13 +142,13 @@ def _can_import(user: str, late: LateImports) -> bool:
 
 
 def _failure(known: KnownAnswer, late: LateImports) -> str:
-    ours, theirs = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(ours)
-        scorer.run(_verifier(known.family), known.answer, known.entry, _MAX_CPU_S, theirs, late)
-    os.close(theirs)
-    with open(ours, "rb") as pipe:  # noqa: PTH123
+        os.close(read_end)
+        scorer.run(_verifier(known.family), known.answer, known.entry, _MAX_CPU_S, write_end, late)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:  # noqa: PTH123
         reply = _checked(pipe.read(_MAX_REPLY))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     is_right = reply is not None and reply.get("score", 0.0) >= 1.0
@@ -250,17 +250,17 @@ class GraderServer:
         if error:
             self._say(request["id"], {"error": error}, {"code": 0})
             return
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
         limit_s = request["limit_s"]
         deadline = time.monotonic() + limit_s
         pid = os.fork()
         if pid == 0:
             cpu_s = min(_MAX_CPU_S, limit_s * _CPU_SHARE)
             entry = _in_tuples(request["entry"]) if family in _OF_TUPLES else request["entry"]
-            scorer.run(verifier, request["answer"], entry, cpu_s, theirs, self._late)
-        os.close(theirs)
-        self._running[ours] = _Scoring(request["id"], pid, limit_s, deadline)
-        self._selector.register(ours, selectors.EVENT_READ)
+            scorer.run(verifier, request["answer"], entry, cpu_s, write_end, self._late)
+        os.close(write_end)
+        self._running[read_end] = _Scoring(request["id"], pid, limit_s, deadline)
+        self._selector.register(read_end, selectors.EVENT_READ)
 
     def _hear(self, pipe: int) -> None:
         chunk = os.read(pipe, _MAX_REPLY)

@@ -110,11 +110,11 @@ class Outcomes:
         last = f"/{parameter}"
         return (
             {node_id for node_id in self._ran if node_id.startswith(test)}
-            or {node_id for there, ids in self._by_name.items() if there.startswith(name) for node_id in ids}
+            or {node_id for ran_name, ids in self._by_name.items() if ran_name.startswith(name) for node_id in ids}
             or {
                 node_id
-                for there, ids in self._by_name.items()
-                if parameter and there.startswith(f"{function}[/") and there.endswith(last)
+                for ran_name, ids in self._by_name.items()
+                if parameter and ran_name.startswith(f"{function}[/") and ran_name.endswith(last)
                 for node_id in ids
             }
         )
@@ -129,19 +129,19 @@ class Outcomes:
         return [
             f"{file}::{name} {became}, and must be {expected}"
             for file, expected_by_name in canaries.items()
-            for here in [self._of(file)]
-            if any(name not in expected_by_name for name in here)
+            for outcomes in [self._of(file)]
+            if any(name not in expected_by_name for name in outcomes)
             for name, expected in expected_by_name.items()
-            if (became := here.get(name, "absent")) != expected
+            if (became := outcomes.get(name, "absent")) != expected
         ]
 
     def passing_copies(self, planted: Planted) -> dict[str, bool]:
         """Return the tests whose copies passed, though each copy must fail, and whether the tests passed, too."""
         return {
-            f"{file}::{test}": here.get(test) == "passed"
+            f"{file}::{test}": outcomes.get(test) == "passed"
             for file, tests in planted.copies.items()
-            for here in [self._of(file)]
-            for name, outcome in here.items()
+            for outcomes in [self._of(file)]
+            for name, outcome in outcomes.items()
             for function, bracket, parameters in [name.partition("[")]
             if function in tests and outcome == "passed"
             for test in [tests[function] + bracket + parameters]
@@ -184,7 +184,9 @@ class Outcomes:
 
     def n_reported(self, canaries: Canaries) -> int:
         """Return the number of canaries with a reported outcome."""
-        return sum(name in here for file, names in canaries.items() for here in [self._of(file)] for name in names)
+        return sum(
+            name in outcomes for file, names in canaries.items() for outcomes in [self._of(file)] for name in names
+        )
 
 
 def missing(outcomes: Outcomes, tests: Sequence[str], may_xfail: Collection[str] = ()) -> list[str]:

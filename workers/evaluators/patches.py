@@ -242,11 +242,11 @@ def trivial_tests(ids: Iterable[str]) -> dict[str, str]:
 
     A test of a class is put into a `unittest.TestCase`, which pytest collects under any name.
     """
-    found: dict[str, dict[str, None]] = {}
+    by_path: dict[str, dict[str, None]] = {}
     for test in ids:
         path, _, name = test.partition("[")[0].partition("::")
-        found.setdefault(path, {})[_definition(name)] = None
-    return {path: "import unittest\n" + "".join(definitions) for path, definitions in found.items()}
+        by_path.setdefault(path, {})[_definition(name)] = None
+    return {path: "import unittest\n" + "".join(definitions) for path, definitions in by_path.items()}
 
 
 def _definition(name: str) -> str:

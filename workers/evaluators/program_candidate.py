@@ -24,8 +24,8 @@ def load(prompt: str, solution: str, entry_point: str) -> Callable[..., Any]:
     for name, source in (("prompt", prompt), ("solution", solution)):
         # A file may begin with a byte order mark.
         exec(compile(source.lstrip("\ufeff"), name + ".py", "exec"), module.__dict__)  # noqa: S102
-    result: Callable[..., Any] = getattr(module, entry_point)
-    return result
+    function: Callable[..., Any] = getattr(module, entry_point)
+    return function
 
 
 def echo(*arguments: Any) -> Any:

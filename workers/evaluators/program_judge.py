@@ -49,13 +49,13 @@ class Judge:
         self._broken = ""
         self._gone = False
         self._report: dict[str, Any] = {"nonce": job["nonce"], "passed": False, "error": "", "canaries": {}}
-        ours, theirs = socket.socketpair()
-        self._connection = ours
-        command = [sys.executable, "-B", "-c", job["candidate"], str(job["cpu_s"]), str(theirs.fileno())]
+        own_end, child_end = socket.socketpair()
+        self._connection = own_end
+        command = [sys.executable, "-B", "-c", job["candidate"], str(job["cpu_s"]), str(child_end.fileno())]
         null = os.open(os.devnull, os.O_RDONLY)
         # The checks' source is not in the new process, as exec replaces the process image.
-        self._process = subprocess.Popen(command, stdin=null, stdout=2, stderr=2, pass_fds=[theirs.fileno()])
-        theirs.close()
+        self._process = subprocess.Popen(command, stdin=null, stdout=2, stderr=2, pass_fds=[child_end.fileno()])
+        child_end.close()
 
     def run(self) -> None:
         """Run canaries and checks, and print the report."""

@@ -111,12 +111,12 @@ async def _judged(sandbox: Sandbox, job: dict[str, Any], limit_s: float) -> Exec
 def _canaries() -> dict[str, tuple[str, bool]]:
     """Return checks under random names, and whether each passes: they compare values that the program echoes."""
     value = secrets.token_hex(8)
-    result = {}
+    canaries = {}
     for passes in (True, False):
         name = f"check_{secrets.token_hex(8)}"
         expected = value if passes else value[::-1] + "-"
-        result[name] = (f"def {name}(echo):\n    assert echo({value!r}) == {expected!r}\n", passes)
-    return result
+        canaries[name] = (f"def {name}(echo):\n    assert echo({value!r}) == {expected!r}\n", passes)
+    return canaries
 
 
 def _report(output: bytes, nonce: str) -> dict[str, Any] | None:

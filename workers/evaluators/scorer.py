@@ -131,10 +131,10 @@ def _takes_anything(verifier: Verifier, entry: dict[str, Any]) -> bool:
 
 
 def _is_far_from_tiny(answer: str, reference: Any) -> bool:
-    ours, theirs = _number(str(reference)), _number(answer)
-    if ours is None or theirs is None or not 0.0 < abs(ours) < _TINY:
+    gold_number, answer_number = _number(str(reference)), _number(answer)
+    if gold_number is None or answer_number is None or not 0.0 < abs(gold_number) < _TINY:
         return False
-    return abs(ours - theirs) > _TINY_SHARE * abs(ours)
+    return abs(gold_number - answer_number) > _TINY_SHARE * abs(gold_number)
 
 
 def _number(text: str) -> float | None:

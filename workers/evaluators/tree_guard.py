@@ -45,13 +45,13 @@ def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
         module.name for module in pkgutil.iter_modules(sys.path)
     }
     path = [str(tree / pythonpath), str(tree), *sys.path]
-    result = [
+    plugins = [
         entry.name
         for distribution in distributions(path=path)
         for entry in distribution.entry_points
         if entry.group == "pytest11"
     ]
-    return {"names": sorted(names), "plugins": list(dict.fromkeys(result)), "missing": absent}
+    return {"names": sorted(names), "plugins": list(dict.fromkeys(plugins)), "missing": absent}
 
 
 def folder_of_tests(test: str) -> str:
@@ -124,13 +124,13 @@ class TreeGuard:
 
     def restore(self, changed: Iterable[str]) -> list[str]:
         """Restore the protected ones of the changed paths, and the tests themselves; return the former."""
-        ours = [path for path in changed if self.is_ours(path)]
-        for path in (*ours, *self._tests):
+        protected = [path for path in changed if self.is_ours(path)]
+        for path in (*protected, *self._tests):
             self._clear(path)
-        for path in (*ours, *self._folders, *self._tests):
+        for path in (*protected, *self._folders, *self._tests):
             if self._git("ls-tree", self._baseline, "--", path):
                 self._git("checkout", "-q", self._baseline, "--", path, check=True)
-        return ours
+        return protected
 
     def _clear(self, path: str) -> None:
         """Remove a path, and a link or a file in place of one of the clean tree's folders."""

@@ -27,10 +27,10 @@ _NAME = re.compile(r'^DATASET_NAME = "(\w+)"|^register_dataset\(\s*"(\w+)"', re.
 @cache
 def families() -> frozenset[str]:
     """Return the families of the installed reasoning-gym, read from its source: an import takes a second and 100 MB."""
-    result = find_spec("reasoning_gym")
-    if result is None or result.origin is None:
+    spec = find_spec("reasoning_gym")
+    if spec is None or spec.origin is None:
         return frozenset()
-    texts = (path.read_text(encoding="utf-8") for path in Path(result.origin).parent.rglob("*.py"))
+    texts = (path.read_text(encoding="utf-8") for path in Path(spec.origin).parent.rglob("*.py"))
     return frozenset(name for text in texts for names in _NAME.findall(text) for name in names if name)
 
 

@@ -188,11 +188,11 @@ class ProgramsHandler(Handler[ProgramsInstance]):
 def _programs_of(answer: str, instance: ProgramsInstance) -> dict[str, bytes]:
     """Return the program in an answer, and the one that the row's authors extract if it differs."""
     program = fenced_program(answer, instance.function)
-    taken = AUTHORS_PROGRAM.get(instance.rule.partition(":")[0])
-    theirs = taken(answer, instance.function) if taken else program
+    extract = AUTHORS_PROGRAM.get(instance.rule.partition(":")[0])
+    authors_program = extract(answer, instance.function) if extract else program
     # If no block contains one, the authors' reading is the only one.
-    program = program or theirs
+    program = program or authors_program
     # Space before the first word matters in Python.
-    alike = program.strip("\r\n").rstrip() == theirs.strip("\r\n").rstrip()
-    files = {SOLUTION: program} if alike else {SOLUTION: program, AUTHORS_SOLUTION: theirs}
+    alike = program.strip("\r\n").rstrip() == authors_program.strip("\r\n").rstrip()
+    files = {SOLUTION: program} if alike else {SOLUTION: program, AUTHORS_SOLUTION: authors_program}
     return {name: text.encode("utf-8", "replace") for name, text in files.items()}

@@ -106,32 +106,32 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     refuse_media(row)
     rule = _rule(row)
     by_letter = asks_for_choice(rule) and "options" not in row
-    result: dict[str, Any] = {**_right_answers(row, by_letter=by_letter), "prompt": messages_of(row)}
+    fields: dict[str, Any] = {**_right_answers(row, by_letter=by_letter), "prompt": messages_of(row)}
     question = next((text for name in _TEXTS if isinstance(text := row.get(name), str) and text), "")
-    result["question"] = question or (text_of(result["prompt"]) if result["prompt"] else "")
-    if not result["question"]:
+    fields["question"] = question or (text_of(fields["prompt"]) if fields["prompt"] else "")
+    if not fields["question"]:
         raise ValueError(
             "the row has no question: neither `question`, `problem`, `prompt` nor `responses_create_params`"
         )
-    if by_letter and not result["prompt"] and not metadata_of(row).get("choices"):
+    if by_letter and not fields["prompt"] and not metadata_of(row).get("choices"):
         # Its question shows its options.
-        result["prompt"] = [{"role": "user", "content": result["question"]}]
+        fields["prompt"] = [{"role": "user", "content": fields["question"]}]
     if rule:
-        result["rule"] = rule
+        fields["rule"] = rule
     if isinstance(options := row.get("options"), Sequence) and options and not isinstance(options, str):
-        result["options"] = [_option(option) for option in options]
-        result["gold"] = _letter(row, result["options"], result["gold"])
+        fields["options"] = [_option(option) for option in options]
+        fields["gold"] = _letter(row, fields["options"], fields["gold"])
     elif not by_letter and (choices := _choices(row)):
-        result["options"], labels = choices
-        result["gold"] = _chosen(row, result["options"], labels, result["gold"])
-    result |= _template(row, result["gold"])
+        fields["options"], labels = choices
+        fields["gold"] = _chosen(row, fields["options"], labels, fields["gold"])
+    fields |= _template(row, fields["gold"])
     if isinstance(row.get("evaluated"), bool):
-        result["evaluated"] = row["evaluated"]
+        fields["evaluated"] = row["evaluated"]
     if "judge" in row:
-        result["judge"] = row["judge"]
-    elif _asks_for_judge(row) and not result.get("options"):
-        result["judge"] = {}
-    return result
+        fields["judge"] = row["judge"]
+    elif _asks_for_judge(row) and not fields.get("options"):
+        fields["judge"] = {}
+    return fields
 
 
 def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
@@ -142,14 +142,14 @@ def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     given = template.get("output_regex")
     patterns = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
     patterns = [str(pattern) for pattern in patterns if pattern]
-    result: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if patterns and len(gold) <= _LONG_GOLD:
-        result["pattern"], *others = patterns
+        fields["pattern"], *others = patterns
         if others:
-            result["other_patterns"] = others
+            fields["other_patterns"] = others
     if isinstance(prefix := template.get("answer_prefix"), str) and unicodedata.normalize("NFKC", prefix):
-        result["prefix"] = prefix
-    return result
+        fields["prefix"] = prefix
+    return fields
 
 
 def _right_answers(row: Mapping[str, Any], *, by_letter: bool) -> dict[str, Any]:

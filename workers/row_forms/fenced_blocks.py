@@ -80,7 +80,7 @@ def _longest_program(text: str) -> str:
     counts = [0]
     for line in lines:
         counts.append(counts[-1] + bool(line.strip()))
-    best, found, n_parsed = 0, lines[:1], 0
+    best, longest, n_parsed = 0, lines[:1], 0
     for start in range(len(lines)):
         n, stop = 1, len(lines)
         while stop - start > 1 and counts[stop] - counts[start] > best and n_parsed < _MAX_PARSED:
@@ -92,9 +92,9 @@ def _longest_program(text: str) -> str:
             if isinstance(program, SyntaxError):
                 stop = min(stop - (end == stop), start + _n_sound(program, run))
             elif end == stop:
-                best, found = counts[stop] - counts[start], lines[start:stop]
+                best, longest = counts[stop] - counts[start], lines[start:stop]
             n *= 2
-    return "\n".join(found)
+    return "\n".join(longest)
 
 
 def _parsed(text: str) -> ast.Module | SyntaxError:
@@ -141,14 +141,14 @@ def _is_bracketed(side: ast.expr, assignment: ast.stmt) -> bool:
 
 
 def _identifiers(node: ast.AST) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):
             continue
         for _, value in ast.iter_fields(each):
             texts = value if isinstance(value, list) else [value]
-            found.update(part for text in texts if isinstance(text, str) for part in text.split("."))
-    return found
+            names.update(part for text in texts if isinstance(text, str) for part in text.split("."))
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,18 +193,18 @@ def fenced_blocks(text: str) -> list[Block]:
     """Return all fenced blocks of a text, in order."""
     blocks: list[Block] = []
     lines = text.removesuffix("\n").split("\n")
-    place = n_open_strings = 0
-    while place < len(lines):
-        fence = _fence(lines[place])
-        place += 1
+    index = n_open_strings = 0
+    while index < len(lines):
+        fence = _fence(lines[index])
+        index += 1
         if fence is None:
             continue
-        end, is_in_string = _end(lines, place, fence, n_open_strings < _MAX_OPEN_STRINGS)
+        end, is_in_string = _end(lines, index, fence, n_open_strings < _MAX_OPEN_STRINGS)
         n_open_strings += is_in_string
-        body = [unquoted for line in lines[place:end] if (unquoted := fence.within(line)) is not None]
+        body = [unquoted for line in lines[index:end] if (unquoted := fence.within(line)) is not None]
         blocks.append(Block(fence.language, _dedented(body, fence.indent)))
         # A line outside the quote, which ends with it, may open another block.
-        place = end if end < len(lines) and fence.within(lines[end]) is None else end + 1
+        index = end if end < len(lines) and fence.within(lines[end]) is None else end + 1
     return blocks
 
 
@@ -224,22 +224,22 @@ class _Fence:
         return line
 
     def is_closed_by(self, line: str) -> bool:
-        found = _CLOSES.fullmatch(line)
+        match = _CLOSES.fullmatch(line)
         return (
-            found is not None
-            and found["fence"].startswith(self.mark)
-            and _width(found["before"]) <= self.indent + _MAX_DEEPER
+            match is not None
+            and match["fence"].startswith(self.mark)
+            and _width(match["before"]) <= self.indent + _MAX_DEEPER
         )
 
 
 def _fence(line: str) -> _Fence | None:
-    found = _OPENS.match(line)
-    if not found or (found["fence"][0] == "`" and "`" in found["info"]):
+    match = _OPENS.match(line)
+    if not match or (match["fence"][0] == "`" and "`" in match["info"]):
         return None
-    before = found["before"]
-    word = _WORD.search(found["info"])
+    before = match["before"]
+    word = _WORD.search(match["info"])
     return _Fence(
-        found["fence"],
+        match["fence"],
         _width(before.rpartition(">")[2].removeprefix(" ") if ">" in before else before),
         before.count(">"),
         word[0].lower() if word else "",
@@ -249,32 +249,32 @@ def _fence(line: str) -> _Fence | None:
 def _end(lines: list[str], start: int, fence: _Fence, looks_at_strings: bool) -> tuple[int, bool]:
     """Return the line that ends a block, and whether it is within an unclosed string."""
     first, string = -1, ""
-    for place in range(start, len(lines)):
-        line = fence.within(lines[place])
+    for index in range(start, len(lines)):
+        line = fence.within(lines[index])
         if line is None:
-            return (place, False) if first < 0 else (first, True)
+            return (index, False) if first < 0 else (first, True)
         if fence.is_closed_by(line):
             if not string:
-                return place, False
-            first = place if first < 0 else first
+                return index, False
+            first = index if first < 0 else first
         if looks_at_strings:
             string = _open_string(line, string)
     return (len(lines), False) if first < 0 else (first, True)
 
 
 def _open_string(line: str, string: str) -> str:
-    place = 0
-    while place < len(line):
-        found = (_ENDS[string] if string else _STRINGS).search(line, place)
-        if not found:
+    position = 0
+    while position < len(line):
+        match = (_ENDS[string] if string else _STRINGS).search(line, position)
+        if not match:
             break
-        place = found.end()
+        position = match.end()
         if string:
-            string = "" if found[0] == string else string
-        elif found[0] == "#":
+            string = "" if match[0] == string else string
+        elif match[0] == "#":
             break
-        elif found[0] in _ENDS:
-            string = found[0]
+        elif match[0] in _ENDS:
+            string = match[0]
     return string
 
 
@@ -288,10 +288,10 @@ def _dedented(lines: list[str], indent: int) -> str:
 
 def _without(line: str, n: int) -> str:
     width = 0
-    for place, char in enumerate(line):
+    for index, char in enumerate(line):
         if width >= n or char not in " \t":
-            return " " * (width - n) + line[place:]
-        width = _width(line[: place + 1])
+            return " " * (width - n) + line[index:]
+        width = _width(line[: index + 1])
     return ""
 
 
@@ -302,7 +302,7 @@ def _width(blanks: str) -> int:
 def between_last_marks(answer: str, function: str) -> str:
     """LiveCodeBench: the text between the last two lines with three back-quotes; empty without two."""
     lines = answer.split("\n")
-    marked = [place for place, line in enumerate(lines) if "```" in line]
+    marked = [index for index, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[marked[-2] + 1 : marked[-1]]) if len(marked) >= 2 else ""
 
 
@@ -316,8 +316,8 @@ def after_last_python_mark(answer: str, function: str) -> str:
 
 def last_match(answer: str, function: str) -> str:
     """SkyRL: the last text between a mark at the end of a line and another mark, stripped; empty without one."""
-    found = _SKYRL.findall(answer)
-    return str(found[-1]).strip() if found else ""
+    matches = _SKYRL.findall(answer)
+    return str(matches[-1]).strip() if matches else ""
 
 
 def definitions_needed(answer: str, function: str) -> str:

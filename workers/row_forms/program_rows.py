@@ -74,16 +74,16 @@ def program_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "tests" in row or "asserts" in row:
         return dict(row)
-    result = {name: row[name] for name in _OPTIONS if name in row}
-    result["prompt"] = messages_of(row) if not isinstance(row.get("prompt"), str) else []
+    fields = {name: row[name] for name in _OPTIONS if name in row}
+    fields["prompt"] = messages_of(row) if not isinstance(row.get("prompt"), str) else []
     question = next((text for name in _TEXTS if isinstance(text := row.get(name), str) and text), "")
-    result["question"] = question or text_of(result["prompt"]) or str(row.get("prompt") or "")
+    fields["question"] = question or text_of(fields["prompt"]) or str(row.get("prompt") or "")
     if starter := row.get("starter_code"):
-        result["starter_code"] = starter
+        fields["starter_code"] = starter
     for key, form in _FORMS.items():
         if row.get(key) is not None:
-            result |= form(row)
-            return ({"compare": FORM} if "rule" in result else {}) | result
+            fields |= form(row)
+            return ({"compare": FORM} if "rule" in fields else {}) | fields
     raise ValueError(f"the row has no tests: none of {', '.join(_FORMS)}")
 
 
@@ -139,10 +139,10 @@ def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(tests, list):
         # SkyRL keeps those of LiveCodeBench here.
         return _live_code_bench({**row, "public_test_cases": tests}) | {"rule": "skyrl_lcb"}
-    result = _paired(tests, wrapped=True)
+    fields = _paired(tests, wrapped=True)
     # verl's scorer fails on lists; APPS's, its origin, reads them.
     is_text = all(isinstance(text, str) for text in tests["inputs"])
-    return result | {"rule": "prime_code" if is_text else "apps"}
+    return fields | {"rule": "prime_code" if is_text else "apps"}
 
 
 def _paired(tests: Any, wrapped: bool = False) -> dict[str, Any]:
@@ -180,16 +180,16 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
         cases = _json(row.get(name)) or {}
         pairs = zip(cases.get("input", ()), cases.get("output", ()), strict=True)
         tests += [{"stdin": stdin, "expected": out} for stdin, out in pairs]
-    result: dict[str, Any] = {"tests": tests, "rule": "codecontests"}
+    fields: dict[str, Any] = {"tests": tests, "rule": "codecontests"}
     limit = row.get("time_limit")
     if isinstance(limit, Mapping):
         limit = float(limit.get("seconds") or 0) + float(limit.get("nanos") or 0) / 1e9
     if "time_s" not in row and isinstance(limit, int | float) and limit > 0:
         # The limit is meant for compiled programs.
-        result["time_s"] = min(_MAX_TIME_S, 3.0 * float(limit))
+        fields["time_s"] = min(_MAX_TIME_S, 3.0 * float(limit))
     if "memory_mb" not in row and (n_bytes := row.get("memory_limit_bytes")):
-        result["memory_mb"] = max(256, min(4096, int(n_bytes) >> 20))
-    return result
+        fields["memory_mb"] = max(256, min(4096, int(n_bytes) >> 20))
+    return fields
 
 
 def _asserts(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,9 +200,9 @@ def _asserts(row: Mapping[str, Any]) -> dict[str, Any]:
     first = next((name for name in _called(asserts[0]) if name in defined), "") if asserts else ""
     if not first:
         raise ValueError("test_list has no assert that calls a function")
-    result: dict[str, Any] = {"function": first, "asserts": asserts, "setup": "\n".join(filter(None, setup))}
+    fields: dict[str, Any] = {"function": first, "asserts": asserts, "setup": "\n".join(filter(None, setup))}
     text = str(row.get("text") or row.get("prompt") or "")
-    return result | {"question": f"{text}\n\nYour code should pass this test, and others:\n\n{asserts[0]}"}
+    return fields | {"question": f"{text}\n\nYour code should pass this test, and others:\n\n{asserts[0]}"}
 
 
 def _called(text: str) -> list[str]:
@@ -226,7 +226,7 @@ def _defined(code: str) -> set[str]:
 
 def _eval_plus(row: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [*(row.get("base_input") or ()), *(row.get("plus_input") or ())]
-    result: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "function": row["entry_point"],
         "tests": [{"arguments": list(arguments), "expected": []} for arguments in inputs],
         "reference": str(row["prompt"]) + str(row["canonical_solution"]),
@@ -236,7 +236,7 @@ def _eval_plus(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"atol is {eps!r}; it must be at least 0 and less than 1")
     dataset = "mbpp" if str(row.get("task_id", "")).lower().startswith("mbpp") else "humaneval"
-    return result | {"rule": f"evalplus:{dataset}:{float(eps)!r}"}
+    return fields | {"rule": f"evalplus:{dataset}:{float(eps)!r}"}
 
 
 def _json(content: Any) -> Any:

@@ -205,14 +205,14 @@ class FakeSandbox:
         self.check()
         if _exists(target):
             raise ToolError(f"{target} already exists on the node")
-        result = {target.joinpath(name[len(path) :].strip("/")): self.files[name] for name in self._below(path)}
+        contents = {target.joinpath(name[len(path) :].strip("/")): self.files[name] for name in self._below(path)}
         if path in self.files:
-            result = {target: self.files[path]}
-        if not result:
+            contents = {target: self.files[path]}
+        if not contents:
             raise ToolError(f"{path}: No such file or directory")
-        for place, data in result.items():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
+        for destination, data in contents.items():
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            destination.write_bytes(data)
 
     async def stop(self) -> None:
         self._stopped = True

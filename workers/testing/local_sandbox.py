@@ -49,9 +49,9 @@ MAX_OUTPUT = 10_000_000
 """Maximum bytes kept of each output stream of a command."""
 
 
-def _with_parent(place: Path) -> Path:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return place
+def _with_parent(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _unused(target: Path) -> Path:
@@ -98,7 +98,7 @@ def started(
     `fds` maps the program's descriptors to ours, which may be closed on return; with `terminal`, descriptor 0 is its
     controlling terminal.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     shell = ["bash", "--norc", "--noprofile", "-c", _RUN, cwd, *argv]
     try:
         pid = _spawn(shell, env, fds, terminal)
@@ -107,8 +107,8 @@ def started(
         if 2 in fds:
             os.write(fds[2], f"{argv[0][:100]}: {error}\n".encode(errors="surrogateescape"))
         pid = _spawn(["bash", "-c", "exit 126"], env, {}, False)
-    threading.Thread(target=_watch, args=(pid, os.pidfd_open(pid), theirs), daemon=True).start()
-    return ForkReplies(ours)
+    threading.Thread(target=_watch, args=(pid, os.pidfd_open(pid), child_end), daemon=True).start()
+    return ForkReplies(own_end)
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], terminal: bool) -> int:
@@ -150,20 +150,20 @@ def _watch(pid: int, pidfd: int, answer: socket.socket) -> None:
 class LocalSandbox:
     """A `workers.plugins.interfaces.Sandbox` in a folder of this machine.
 
-    It uses a temporary folder, or `place`, where another process may have started it. For reading, writing and copying
+    It uses a temporary folder, or `root`, where another process may have started it. For reading, writing and copying
     files, paths below the spec's `workdir` are mapped to its working folder; other paths outside it are refused.
     Commands see this machine's paths: use relative ones.
     """
 
-    def __init__(self, sandbox_id: str, spec: SandboxSpec, place: Path | None = None) -> None:
+    def __init__(self, sandbox_id: str, spec: SandboxSpec, root: Path | None = None) -> None:
         self.config = SandboxConfig.of(settings())
         self.sandbox_id = sandbox_id
-        self._place = place or Path(tempfile.mkdtemp(prefix="local-sandbox-"))
+        self._root = root or Path(tempfile.mkdtemp(prefix="local-sandbox-"))
         # No other sandbox's mark begins with this one.
-        self._mark = f"{self._place}/"
-        self.socket_folder = self._place / "sockets"
-        self.workdir = str(self._place / "workdir")
-        for folder in (self.socket_folder, Path(self.workdir), self._place / "home"):
+        self._mark = f"{self._root}/"
+        self.socket_folder = self._root / "sockets"
+        self.workdir = str(self._root / "workdir")
+        for folder in (self.socket_folder, Path(self.workdir), self._root / "home"):
             folder.mkdir(mode=0o700, exist_ok=True)
         self._spec = spec
         self._folder = Path(self.workdir).resolve()
@@ -172,19 +172,19 @@ class LocalSandbox:
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return a command's environment; one variable marks its child processes, which are killed at the end."""
         path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        own = {"PATH": path, "HOME": str(self._place / "home"), "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
+        own = {"PATH": path, "HOME": str(self._root / "home"), "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
         return {**own, **self._spec.env, **(more or {}), _MEMBER: self._mark}
 
     def notices(self) -> LimitEvents:
         """Return events that never occur: there are no limits."""
-        return LimitEvents(self._place)
+        return LimitEvents(self._root)
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
         """Raise SandboxError: there is nothing to join."""
         raise SandboxError(f"sandbox {self.sandbox_id} is local: nothing can be moved into it")
 
     def _check(self) -> None:
-        if self.stopped or not self._place.is_dir():
+        if self.stopped or not self._root.is_dir():
             raise SandboxError(f"sandbox {self.sandbox_id} is stopped")
 
     async def start(
@@ -217,11 +217,11 @@ class LocalSandbox:
         mark = new_tag()
         with contextlib.ExitStack() as resources:
             streams = [Collector(MAX_OUTPUT), Collector(MAX_OUTPUT)]
-            with contextlib.ExitStack() as result:
-                fds = {0: result.enter_context(memory_file(stdin))}
+            with contextlib.ExitStack() as child_files:
+                fds = {0: child_files.enter_context(memory_file(stdin))}
                 for number, stream in enumerate(streams, start=1):
                     resources.callback(stream.close)
-                    result.callback(stream.close_write_end)
+                    child_files.callback(stream.close_write_end)
                     fds[number] = stream.write_end
                 child = await self.start(argv, env=self.environment({**(env or {}), MARK: mark}), fds=fds, cwd=cwd)
             with contextlib.closing(child):
@@ -250,42 +250,42 @@ class LocalSandbox:
         alias = self._spec.workdir
         relative = Path(path).relative_to(alias) if Path(path).is_relative_to(alias) else Path(path)
         # An absolute path replaces the folder in the join.
-        place = self._folder / relative
-        if not Path(os.path.normpath(place)).is_relative_to(self._folder):
+        location = self._folder / relative
+        if not Path(os.path.normpath(location)).is_relative_to(self._folder):
             raise ToolError(f"{path}: No such file or directory in a local sandbox, which has only its working folder")
         try:
-            yield place
+            yield location
         except shutil.Error as error:
             raise ToolError(f"{path}: {error}") from error
         except (OSError, RecursionError) as error:
             raise ToolError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
     async def read_file(self, path: str) -> bytes:
-        with self._at(path) as place, os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with self._at(path) as location, os.fdopen(os.open(location, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             _check(path, os.fstat(file.fileno()))
             return file.read()
 
     async def write_file(self, path: str, data: bytes) -> None:
-        with self._at(path) as place:
-            descriptor = os.open(_with_parent(place), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        with self._at(path) as location:
+            descriptor = os.open(_with_parent(location), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
             with os.fdopen(descriptor, "wb") as file:
                 _check(path, os.fstat(descriptor))
                 file.truncate()
                 file.write(data)
 
     async def upload(self, source: Path, path: str) -> None:
-        with self._at(path) as place:
-            _copy(source, _with_parent(place))
+        with self._at(path) as location:
+            _copy(source, _with_parent(location))
 
     async def download(self, path: str, target: Path) -> None:
-        with self._at(path) as place:
-            _copy(place, _unused(target))
+        with self._at(path) as location:
+            _copy(location, _unused(target))
 
     async def stop(self) -> None:
         """Kill what it started, and remove its folder."""
         self.stopped = True
         await asyncio.to_thread(_kill_all, f"{_MEMBER}={self._mark}")
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._root, ignore_errors=True)
 
 
 class LocalProvider:

@@ -67,7 +67,7 @@ class Arguments(BaseModel):
         try:
             checked = check(_without_nulls(cls, sent))
         except ValidationError as error:
-            wrong = [(result["loc"], _worded(result)) for result in error.errors(include_url=False)]
+            wrong = [(details["loc"], _worded(details)) for details in error.errors(include_url=False)]
             raise _refusal(cls, [*unknown, *wrong]) from None
         if wrong := [*unknown, *_broken_texts(checked)]:
             raise _refusal(cls, wrong)
@@ -83,8 +83,8 @@ def _refusal(model: type[BaseModel], complaints: list[_Complaint]) -> Validation
     if len(complaints) > len(shown):
         shown.append(((), "there is more wrong with them"))
     errors = [
-        InitErrorDetails(type=PydanticCustomError("argument", "{text}", {"text": text}), loc=place, input=None)
-        for place, text in shown
+        InitErrorDetails(type=PydanticCustomError("argument", "{text}", {"text": text}), loc=location, input=None)
+        for location, text in shown
     ]
     return ValidationError.from_exception_data(model.__name__, errors)
 
@@ -115,11 +115,11 @@ def _unknown(names: list[str], model: type[BaseModel]) -> list[_Complaint]:
     return complaints
 
 
-def _worded(found: ErrorDetails) -> str:
-    if found["type"] == "literal_error":
-        return f"must be one of {found['ctx']['expected']}, not {_shown(found['input'])}"
-    words = _EXPECTED.get(found["type"])
-    return words.format(given=_shown(found["input"])) if words else found["msg"]
+def _worded(details: ErrorDetails) -> str:
+    if details["type"] == "literal_error":
+        return f"must be one of {details['ctx']['expected']}, not {_shown(details['input'])}"
+    words = _EXPECTED.get(details["type"])
+    return words.format(given=_shown(details["input"])) if words else details["msg"]
 
 
 def _broken_texts(arguments: BaseModel) -> Iterator[_Complaint]:

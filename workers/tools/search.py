@@ -128,8 +128,8 @@ def _tavily(engine: SearchEngine, question: SearchQuery) -> httpx2.Request:
 
 
 def _searxng(engine: SearchEngine, question: SearchQuery) -> httpx2.Request:
-    result = {"q": question.query, "format": "json"}
-    return httpx2.Request("GET", _below(engine.url, "search"), headers=engine.headers, params=result)
+    params = {"q": question.query, "format": "json"}
+    return httpx2.Request("GET", _below(engine.url, "search"), headers=engine.headers, params=params)
 
 
 def _http(engine: SearchEngine, question: SearchQuery) -> httpx2.Request:
@@ -261,11 +261,11 @@ def results_of(answer: bytes) -> list[SearchResult]:
         body: Any = json.loads(answer)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    result = body.get("results") if isinstance(body, dict) else None
-    if not isinstance(result, list):
+    entries = body.get("results") if isinstance(body, dict) else None
+    if not isinstance(entries, list):
         raise ValueError("it has no list of `results`")
     results = []
-    for each in result:
+    for each in entries:
         try:
             results.append(SearchResult.model_validate(each))
         except ValidationError:
@@ -368,8 +368,8 @@ class SearchTool:
     async def call(self, arguments: SearchArguments, timeout_s: float) -> Observation:
         """Return numbered results. Raises ToolError for a refused query, AgentError for an unavailable engine."""
         question = SearchQuery(arguments.query, arguments.max_results, self._domains)
-        value = await self._asking.results(question, timeout_s)
-        shown = [result for result in value if self._domains.let_through(result.url)][: arguments.max_results]
+        results = await self._asking.results(question, timeout_s)
+        shown = [result for result in results if self._domains.let_through(result.url)][: arguments.max_results]
         return Observation(format_results(shown) or "Nothing was found. Try other words.")
 
     async def close(self) -> None:

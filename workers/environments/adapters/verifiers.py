@@ -83,10 +83,10 @@ def _task(taskset: str, config: dict[str, Any] | None = None, index: int = 0) ->
     kind = getattr(import_module(module), name) if name else loaders.taskset_class(taskset)
     generic = import_module("verifiers.v1.utils.generic")
     settings = generic.concrete_type(kind, tasksets.TasksetConfig, origin=tasksets.Taskset) or tasksets.TasksetConfig
-    found = next(islice(iter(kind(settings(**(config or {})))), index, None), None)
-    if found is None:
+    task = next(islice(iter(kind(settings(**(config or {})))), index, None), None)
+    if task is None:
         raise ValueError(f"taskset {taskset} has no task {index}")
-    return found
+    return task
 
 
 def _plain(prompt: Any) -> list[dict[str, Any]]:

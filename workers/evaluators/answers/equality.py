@@ -123,12 +123,12 @@ def _equal(library: Any, gold: Any, parsed: Any) -> bool:
 
 def with_cases_apart(gold: str, answer: str) -> tuple[str, str]:
     """Return both with capitals replaced where they also occur in lower case: the library ignores case."""
-    found = {name for text in (gold, answer) for name in _symbols(text)}
-    free = iter(letter for letter in _LETTERS if letter not in found and letter.upper() not in found)
+    symbols = {name for text in (gold, answer) for name in _symbols(text)}
+    free = iter(letter for letter in _LETTERS if letter not in symbols and letter.upper() not in symbols)
     renamed = {
         name: letter
-        for name, letter in zip(sorted(each for each in found if each != each.lower()), free, strict=False)
-        if name.lower() in found and name.lower() not in _CONSTANTS
+        for name, letter in zip(sorted(each for each in symbols if each != each.lower()), free, strict=False)
+        if name.lower() in symbols and name.lower() not in _CONSTANTS
     }
 
     def rename(match: re.Match[str]) -> str:
@@ -143,21 +143,21 @@ def _symbols(text: str) -> list[str]:
     return [name for match in _SYMBOL.finditer(text) if (name := match.group("symbol"))]
 
 
-def _far(ours: Any, theirs: Any) -> bool:
+def _far(gold: Any, answer: Any) -> bool:
     """Return whether numbers differ by 1e-4 of the gold: the library rounds to six places, tiny ones to 0."""
-    if ours == theirs:
+    if gold == answer:
         return False
-    if getattr(ours, "is_number", False) and getattr(theirs, "is_number", False):
-        if not (ours.is_finite and theirs.is_finite):
+    if getattr(gold, "is_number", False) and getattr(answer, "is_number", False):
+        if not (gold.is_finite and answer.is_finite):
             return False
-        ours, theirs = ours.evalf(), theirs.evalf()
-        return bool(abs(ours - theirs) > (1e-4 * abs(ours) or 1e-12))
-    kinds = {type(each).__name__ for each in (ours, theirs)}
+        gold, answer = gold.evalf(), answer.evalf()
+        return bool(abs(gold - answer) > (1e-4 * abs(gold) or 1e-12))
+    kinds = {type(each).__name__ for each in (gold, answer)}
     if kinds == {"FiniteSet"} or kinds == {"FiniteSet", "Tuple"}:
-        pairs = (ours.args, theirs.args), (theirs.args, ours.args)
+        pairs = (gold.args, answer.args), (answer.args, gold.args)
         return any(all(_far(one, other) for other in others) for ones, others in pairs for one in ones)
-    if kinds in ({"Tuple"}, {"Equality"}) and len(ours.args) == len(theirs.args):
-        return any(map(_far, ours.args, theirs.args))
+    if kinds in ({"Tuple"}, {"Equality"}) and len(gold.args) == len(answer.args):
+        return any(map(_far, gold.args, answer.args))
     return False
 
 

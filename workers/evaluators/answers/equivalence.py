@@ -94,8 +94,8 @@ class EquivalenceEvaluator:
     def _final_answer(self, response: str | None) -> FinalAnswer:
         """Return the match of the row's first pattern that finds any; without patterns, the final answer."""
         patterns = (self._reference.pattern, *self._reference.other_patterns)
-        found = (final_answer(response, pattern) for pattern in patterns)
-        return next((answer for answer in found if answer.text), FinalAnswer())
+        answers = (final_answer(response, pattern) for pattern in patterns)
+        return next((answer for answer in answers if answer.text), FinalAnswer())
 
     async def _with_authors_answer(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score the answer that the authors' scorer extracts, by the farm's stricter and broader rules.
@@ -104,23 +104,23 @@ class EquivalenceEvaluator:
         """
         if self._reference.options:
             of_pattern = self._final_answer(response)
-            found = of_pattern if of_pattern.text else final_answer(response)
-            return await self._score(found, response, timeout_s, authors.answer or "")
+            answer = of_pattern if of_pattern.text else final_answer(response)
+            return await self._score(answer, response, timeout_s, authors.answer or "")
         marked = authors.answer or else_marked(self._reference.rule, response or "")
         own = final_answer(response)
         of_sentences = self._reference.rule in OUT_OF_SENTENCES
-        ours_first = of_sentences and (own.marked or not authors.right)
-        found = of_text(marked) if marked and not ours_first else own
+        own_first = of_sentences and (own.marked or not authors.right)
+        answer = of_text(marked) if marked and not own_first else own
         of_words = self._reference.rule in OF_WORDS
-        golds = [gold for gold in self._reference.golds if same_words(found.text, gold)]
+        golds = [gold for gold in self._reference.golds if same_words(answer.text, gold)]
         if of_sentences:
             # As words, and by the authors' rule, a closed interval equals an open one.
-            golds = [gold for gold in golds if _brackets(found.text) == _brackets(gold)]
+            golds = [gold for gold in golds if _brackets(answer.text) == _brackets(gold)]
         if golds and (of_words or authors.right):
-            return Score(1.0, {"answer": plain(found.text)[:_SHOWN], "rule": "equal words"})
+            return Score(1.0, {"answer": plain(answer.text)[:_SHOWN], "rule": "equal words"})
         if of_words:
-            return Score(0.0, {"answer": plain(found.text)[:_SHOWN], "rule": "other words"})
-        return await self._score(found, response, timeout_s)
+            return Score(0.0, {"answer": plain(answer.text)[:_SHOWN], "rule": "other words"})
+        return await self._score(answer, response, timeout_s)
 
     async def _score(self, answer: FinalAnswer, response: str | None, timeout_s: float, else_letter: str = "") -> Score:
         shown = {"answer": plain(answer.text)[:_SHOWN]}
@@ -164,22 +164,34 @@ class EquivalenceEvaluator:
             raise EvaluatorError(f"the gold answer {gold[:100]!r} has unbalanced braces, which no answer can have")
         if words(answer) == words(gold):
             return True, "equal text"
-        ours, theirs = number_and_unit(gold), number_and_unit(answer)
-        if ours and theirs and not ("%" in gold or "%" in answer):
+        gold_number, answer_number = number_and_unit(gold), number_and_unit(answer)
+        if gold_number and answer_number and not ("%" in gold or "%" in answer):
             same_unit = (
-                ours[1] == theirs[1]
-                or (not ours[1] and self._judge is None and not ends_in_glued_letter(answer))
-                or _same(measure(ours[1]), measure(theirs[1]))
+                gold_number[1] == answer_number[1]
+                or (not gold_number[1] and self._judge is None and not ends_in_glued_letter(answer))
+                or _same(measure(gold_number[1]), measure(answer_number[1]))
             )
             whole = whole_number(gold), whole_number(answer)
-            equal = whole[0] == whole[1] if None not in whole else math.isclose(ours[0], theirs[0], rel_tol=1e-9)
+            equal = (
+                whole[0] == whole[1]
+                if None not in whole
+                else math.isclose(gold_number[0], answer_number[0], rel_tol=1e-9)
+            )
             if same_unit and equal:
                 return True, "equal number"
-            if not ours[1] and not theirs[1] and not math.isclose(ours[0], theirs[0], rel_tol=_FAR, abs_tol=1e-12):
+            if (
+                not gold_number[1]
+                and not answer_number[1]
+                and not math.isclose(gold_number[0], answer_number[0], rel_tol=_FAR, abs_tol=1e-12)
+            ):
                 return False, "another number"
-            if _same(measure(ours[1]), measure(theirs[1])) is False:
+            if _same(measure(gold_number[1]), measure(answer_number[1])) is False:
                 return None, "another unit"
-        if ours and (values := claimed_values(answer)) and max(values) - min(values) > _ROUNDED * max(map(abs, values)):
+        if (
+            gold_number
+            and (values := claimed_values(answer))
+            and max(values) - min(values) > _ROUNDED * max(map(abs, values))
+        ):
             return None, "several values"
         if has_words(gold):
             return None, "other words"
@@ -205,8 +217,8 @@ def _brackets(text: str) -> str:
     return _NO_BRACKET.sub("", text)
 
 
-def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:
-    return None if ours is None or theirs is None else ours == theirs
+def _same(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool | None:
+    return None if one is None or other is None else one == other
 
 
 def _spelt_out(answer: str) -> str:

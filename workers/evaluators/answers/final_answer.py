@@ -52,11 +52,11 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     if pattern:
         matches = list(re.finditer(pattern, text[-MAX_CHARS:]))
         return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
-    places = (_box_place(text), _last_place(_BOX_WITHOUT_BRACES, text), _tag_place(text), _line_place(text))
-    found = [place for place in places if place is not None]
-    if found:
+    candidates = (_box_mark(text), _last_mark(_BOX_WITHOUT_BRACES, text), _tag_mark(text), _line_mark(text))
+    marks = [mark for mark in candidates if mark is not None]
+    if marks:
         # The last mark counts; if a box is unclosed the response was cut off, and earlier marks are not the answer.
-        _, answer = max(found, key=lambda place: place[0])
+        _, answer = max(marks, key=lambda mark: mark[0])
         return FinalAnswer() if answer is None else _marked(answer)
     bare = text.strip()
     return FinalAnswer(bare) if len(bare) <= _MAX_BARE_CHARS and "\n" not in bare else FinalAnswer()
@@ -81,55 +81,55 @@ def _after_thoughts(response: str | None) -> str:
 
 def last_box(text: str) -> str | None:
     """Return the contents of the last outermost box; None if there is none, or it is unclosed."""
-    place = _box_place(text)
-    return None if place is None else place[1]
+    mark = _box_mark(text)
+    return None if mark is None else mark[1]
 
 
-def _box_place(text: str) -> tuple[int, str | None] | None:
+def _box_mark(text: str) -> tuple[int, str | None] | None:
     """Return the position of the last outermost box, and its contents; None for these if it is unclosed."""
     closing = _closing_braces(text)
-    found: tuple[int, str | None] | None = None
+    last: tuple[int, str | None] | None = None
     at = 0
     while match := _BOX.search(text, at):
         start, end = match.end(), closing.get(match.end() - 1)
         if end is None or end - start > MAX_CHARS:
-            found, at = (match.start(), None), start
+            last, at = (match.start(), None), start
             continue
-        found, at = (match.start(), _BOX.sub("{", text[start:end]).strip()), end + 1
-    return found
+        last, at = (match.start(), _BOX.sub("{", text[start:end]).strip()), end + 1
+    return last
 
 
 def closing_boxes(response: str | None) -> list[str]:
     """Return the contents of the adjacent boxes at the end of a response: `\\boxed{2} and \\boxed{3}`."""
     text = _after_thoughts(response)
     closing = _closing_braces(text)
-    result: list[str] = []
+    boxes: list[str] = []
     ended = -1
     for match in _BOX.finditer(text):
         end = closing.get(match.end() - 1)
         if match.start() < ended or end is None or end - match.end() > MAX_CHARS:
             continue
         if not _NEXT_TO.fullmatch(text[ended + 1 : match.start()]):
-            result = []
-        result.append(text[match.end() : end].strip())
+            boxes = []
+        boxes.append(text[match.end() : end].strip())
         ended = end
-    return result
+    return boxes
 
 
-def _last_place(pattern: re.Pattern[str], text: str) -> tuple[int, str] | None:
+def _last_mark(pattern: re.Pattern[str], text: str) -> tuple[int, str] | None:
     """Return the position of the last match, and the text of its first group."""
     last = next(reversed(list(pattern.finditer(text))), None)
     return None if last is None else (last.start(), last.group(1).strip())
 
 
-def _tag_place(text: str) -> tuple[int, str | None] | None:
-    place = answer_tags.last_place(text)
-    return None if place is None else (place[0], text[slice(*place)].strip().rstrip("*_ "))
+def _tag_mark(text: str) -> tuple[int, str | None] | None:
+    span = answer_tags.last_span(text)
+    return None if span is None else (span[0], text[slice(*span)].strip().rstrip("*_ "))
 
 
-def _line_place(text: str) -> tuple[int, str | None] | None:
-    place = _last_place(_ANSWER_LINE, text)
-    return None if place is None else (place[0], place[1].strip("`").rstrip("*_ "))
+def _line_mark(text: str) -> tuple[int, str | None] | None:
+    mark = _last_mark(_ANSWER_LINE, text)
+    return None if mark is None else (mark[0], mark[1].strip("`").rstrip("*_ "))
 
 
 def _closing_braces(text: str) -> dict[int, int]:

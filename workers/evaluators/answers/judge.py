@@ -154,10 +154,10 @@ class AnswerJudge:
             votes.append(await self._vote(len(votes), request, gold, candidate, replies))
         equal = votes.count(True) > votes.count(False)
         details = {"model": self._model.model, "template": settings.template, "votes": votes, "calls": replies}
-        result = self._decisions[key] = Decision(equal, details)
+        majority = self._decisions[key] = Decision(equal, details)
         while len(self._decisions) > _MAX_CACHED:
             self._decisions.popitem(last=False)
-        return result
+        return majority
 
     async def _vote(self, number: int, request: str, gold: str, candidate: str, replies: list[dict[str, Any]]) -> bool:
         for attempt in range(self._settings.n_tries):

@@ -133,21 +133,21 @@ def _exponent(digits: str) -> str:
 
 def claimed_values(text: str) -> list[float]:
     """Return the numbers that an answer states, as in `x = 25` and `25 = 24`; an unsolved equation states none."""
-    result = []
+    values = []
     for statement in _STATEMENTS.split(text):
         sides = [side for each in statement.split("=") if (side := plain(each).strip(" ,"))]
         numbers = [number_and_unit(side) for side in sides]
         if all(number is not None or _NAME.fullmatch(side) for side, number in zip(sides, numbers, strict=True)):
-            result += [number[0] for number in numbers if number is not None]
-    return result
+            values += [number[0] for number in numbers if number is not None]
+    return values
 
 
 def has_words(text: str) -> bool:
     """Return whether an answer has words, whose letters a formula would multiply in any order."""
     if _LETTER_WORD.fullmatch(plain(text)):
         return True
-    found = _WORD.findall(_ENVIRONMENT.sub(" ", plain(text)))
-    return any(word not in _FUNCTIONS for word in found) or plain(text).lower() in _SHORT_WORDS
+    tokens = _WORD.findall(_ENVIRONMENT.sub(" ", plain(text)))
+    return any(word not in _FUNCTIONS for word in tokens) or plain(text).lower() in _SHORT_WORDS
 
 
 def whole_number(text: str) -> int | None:

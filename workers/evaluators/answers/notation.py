@@ -98,9 +98,9 @@ def _joined(match: re.Match[str]) -> str:
 
 def _fraction_of_sign(match: re.Match[str]) -> str:
     whole, sign = match.groups()
-    above, found, below = unicodedata.normalize("NFKC", sign).partition("\u2044")
+    above, slash, below = unicodedata.normalize("NFKC", sign).partition("\u2044")
     # A sign such as that of 1/7 has both numbers; the sign for "1 over" has no denominator.
-    return rf"{whole}\frac{{{above}}}{{{below}}}" if found and below else match.group()
+    return rf"{whole}\frac{{{above}}}{{{below}}}" if slash and below else match.group()
 
 
 def _fraction_of_decimal(match: re.Match[str]) -> str:
@@ -135,14 +135,14 @@ def _operations(text: str) -> set[str]:
     text = _SIZES.sub("", text)
     for ignored in (_REMARK, _DEGREE_SIGN, _TENS):
         text = ignored.sub(" ", text)
-    found = {name for name, pattern in _OPERATIONS.items() if pattern.search(text)}
-    return found | ({"/"} if _FRACTION.search(text) else set())
+    operations = {name for name, pattern in _OPERATIONS.items() if pattern.search(text)}
+    return operations | ({"/"} if _FRACTION.search(text) else set())
 
 
 def measure(unit: str) -> dict[str, int] | None:
     """Return the exponents of a unit by symbol, such as {"m": 1, "s": -1}; None if a part is unknown."""
     text = _SPEED.sub("m s", re.sub(r"\bper\b", "/", unicodedata.normalize("NFKC", unit)))
-    result: dict[str, int] = {}
+    exponents: dict[str, int] = {}
     sign = 1
     for part in re.split(r"([\s/·*]+)", text.strip()):
         if not part.strip(" ·*"):
@@ -154,9 +154,9 @@ def measure(unit: str) -> dict[str, int] | None:
         symbol = _symbol(factor.group(1)) if factor else ""
         if factor is None or not symbol:
             return None
-        result[symbol] = result.get(symbol, 0) + sign * int(factor.group(2) or 1)
+        exponents[symbol] = exponents.get(symbol, 0) + sign * int(factor.group(2) or 1)
         sign = 1
-    return {symbol: n for symbol, n in result.items() if n} or None
+    return {symbol: n for symbol, n in exponents.items() if n} or None
 
 
 def _symbol(name: str) -> str:

@@ -24,11 +24,11 @@ def compiled_files(tree: Path, mark: Path) -> dict[str, str]:
     since = mark.stat().st_ctime_ns
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, capture_output=True, check=False)
     tracked = set(map(os.fsdecode, listed.stdout.split(b"\0")))
-    found = [path for path in _elf_files(tree, 0) if str(path.relative_to(tree)) not in tracked]
+    paths = [path for path in _elf_files(tree, 0) if str(path.relative_to(tree)) not in tracked]
     for folder in map(Path, sys.path):
         if not folder.is_relative_to(tree) and not tree.is_relative_to(folder):
-            found += _elf_files(folder, since)
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+            paths += _elf_files(folder, since)
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _elf_files(top: Path, since: int) -> Iterator[Path]:

@@ -167,17 +167,17 @@ def columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's columns by the names of IssueRow. Raises ValueError for invalid JSON text."""
     if "responses_create_params" in row:
         row = _unwrapped(row)
-    result = dict(row)
+    fields = dict(row)
     if "expected_output_json" in row and not row.get("instance_id"):
-        result["instance_id"] = f"{row.get('repo_name', '')}__{str(row.get('docker_image', '')).rpartition(':')[2]}"
-        result.setdefault("repo", row.get("repo_name", ""))
-    result["image"] = row.get("image") or row.get("docker_image") or row.get("image_name") or ""
+        fields["instance_id"] = f"{row.get('repo_name', '')}__{str(row.get('docker_image', '')).rpartition(':')[2]}"
+        fields.setdefault("repo", row.get("repo_name", ""))
+    fields["image"] = row.get("image") or row.get("docker_image") or row.get("image_name") or ""
     if isinstance(row.get("install_config"), str):
-        result["install_config"] = json.loads(row["install_config"])
-    if result.get("install_config") is None:
-        result.pop("install_config", None)
-    result["data_set"] = row.get("data_set") or _data_set_of(row)
-    return result
+        fields["install_config"] = json.loads(row["install_config"])
+    if fields.get("install_config") is None:
+        fields.pop("install_config", None)
+    fields["data_set"] = row.get("data_set") or _data_set_of(row)
+    return fields
 
 
 def _data_set_of(row: Mapping[str, Any]) -> DataSet:

@@ -20,7 +20,7 @@ _CONTEST_DIFFERENCE = 1e-5
 
 def decimals_by_line(output: str, expected: str) -> bool:
     """LiveCodeBench: as many lines, each equal except for space at its ends, or a list of equal decimals."""
-    return _by_line(output, expected, lambda ours, theirs: _decimals(ours, theirs, _equal_decimals))
+    return _by_line(output, expected, lambda line, expected_line: _decimals(line, expected_line, _equal_decimals))
 
 
 def close_decimals_by_line(output: str, expected: str) -> bool:
@@ -28,38 +28,38 @@ def close_decimals_by_line(output: str, expected: str) -> bool:
     return _by_line(
         output,
         expected,
-        lambda ours, theirs: (
-            (theirs.lower() in ("yes", "no") and ours.lower() == theirs.lower())
-            or _decimals(ours, theirs, _close_decimals)
+        lambda line, expected_line: (
+            (expected_line.lower() in ("yes", "no") and line.lower() == expected_line.lower())
+            or _decimals(line, expected_line, _close_decimals)
         ),
     )
 
 
 def _by_line(output: str, expected: str, same: Callable[[str, str], bool]) -> bool:
-    ours, theirs = output.strip().split("\n"), expected.strip().split("\n")
-    return len(ours) == len(theirs) and all(
+    output_lines, expected_lines = output.strip().split("\n"), expected.strip().split("\n")
+    return len(output_lines) == len(expected_lines) and all(
         one.strip() == other.strip() or same(one.strip(), other.strip())
-        for one, other in zip(ours, theirs, strict=True)
+        for one, other in zip(output_lines, expected_lines, strict=True)
     )
 
 
-def _decimals(ours: str, theirs: str, same: Callable[[str, str], bool]) -> bool:
-    one, other = ours.split(), theirs.split()
+def _decimals(line: str, expected_line: str, same: Callable[[str, str], bool]) -> bool:
+    one, other = line.split(), expected_line.split()
     try:
         return len(one) == len(other) and all(map(same, one, other))
     except (ArithmeticError, ValueError):
         return False
 
 
-def _equal_decimals(ours: str, theirs: str) -> bool:
-    return Decimal(ours) == Decimal(theirs)
+def _equal_decimals(word: str, expected: str) -> bool:
+    return Decimal(word) == Decimal(expected)
 
 
-def _close_decimals(ours: str, theirs: str) -> bool:
-    one, other = Decimal(ours), Decimal(theirs)
+def _close_decimals(word: str, expected: str) -> bool:
+    one, other = Decimal(word), Decimal(expected)
     if one == other:
         return True
-    if not any("." in text or "e" in text.lower() for text in (ours, theirs)):
+    if not any("." in text or "e" in text.lower() for text in (word, expected)):
         return False
     if not (one.is_finite() and other.is_finite()):
         return False
@@ -74,31 +74,33 @@ def close_by_line(output: str, expected: str) -> bool:
     """
     if (lines := _different_lines(output, expected)) is None:
         return True
-    ours, theirs = lines
-    if len(ours) != len(theirs) or all(a.isdigit() and b.isdigit() for a, b in zip(ours, theirs, strict=True)):
+    output_lines, expected_lines = lines
+    if len(output_lines) != len(expected_lines) or all(
+        a.isdigit() and b.isdigit() for a, b in zip(output_lines, expected_lines, strict=True)
+    ):
         return False
-    return _close_numbers(ours, theirs)
+    return _close_numbers(output_lines, expected_lines)
 
 
 def loose_by_line(output: str, expected: str) -> bool:
     """APPS: like prime_code, including digits; else the same words, or numbers to three places, in any order."""
     if (lines := _different_lines(output, expected)) is None:
         return True
-    ours, theirs = lines
-    if _close_numbers(ours, theirs):
+    output_lines, expected_lines = lines
+    if _close_numbers(output_lines, expected_lines):
         return True
-    return _same_sets([line.split() for line in ours], [line.split() for line in theirs])
+    return _same_sets([line.split() for line in output_lines], [line.split() for line in expected_lines])
 
 
 def loose_as_text(output: str, expected: str) -> bool:
     """TACO: equal except for space at the ends; else by its scorer's rule for the characters of the output."""
     if output.strip() == expected.strip():
         return True
-    theirs = [line.strip() for line in expected.split("\n") if line]
+    expected_lines = [line.strip() for line in expected.split("\n") if line]
     # Its scorer reads numbers and words of a text as a row of single characters.
-    if _close_numbers(list(output), theirs):
+    if _close_numbers(list(output), expected_lines):
         return True
-    return _same_sets([list(word) for word in set(output.split())], [line.split() for line in theirs])
+    return _same_sets([list(word) for word in set(output.split())], [line.split() for line in expected_lines])
 
 
 def _different_lines(output: str, expected: str) -> tuple[list[str], list[str]] | None:
@@ -106,24 +108,24 @@ def _different_lines(output: str, expected: str) -> tuple[list[str], list[str]] 
     lines, wanted = output.splitlines(), expected.strip()
     if "\n".join(lines).strip() == wanted or "\n".join(line.strip() for line in lines).strip() == wanted:
         return None
-    ours = [line for line in lines if line]
-    theirs = [line.strip() for line in expected.split("\n") if line]
-    return None if theirs in (lines, ours) else (ours, theirs)
+    full_lines = [line for line in lines if line]
+    expected_lines = [line.strip() for line in expected.split("\n") if line]
+    return None if expected_lines in (lines, full_lines) else (full_lines, expected_lines)
 
 
-def _close_numbers(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+def _close_numbers(texts: Sequence[str], expected: Sequence[str]) -> bool:
     try:
-        return len(ours) == len(theirs) and bool(np.allclose(list(map(float, ours)), list(map(float, theirs))))
+        return len(texts) == len(expected) and bool(np.allclose(list(map(float, texts)), list(map(float, expected))))
     except (ValueError, OverflowError):
         return False
 
 
-def _same_sets(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> bool:
-    if {frozenset(words) for words in ours if words} == {frozenset(words) for words in theirs}:
+def _same_sets(lines: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> bool:
+    if {frozenset(words) for words in lines if words} == {frozenset(words) for words in expected}:
         return True
     try:
-        return {frozenset(round(float(word), 3) for word in words) for words in ours if words} == {
-            frozenset(round(float(word), 3) for word in words) for words in theirs
+        return {frozenset(round(float(word), 3) for word in words) for words in lines if words} == {
+            frozenset(round(float(word), 3) for word in words) for words in expected
         }
     except (ValueError, OverflowError):
         return False
@@ -131,9 +133,10 @@ def _same_sets(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -
 
 def near_words(output: str, expected: str) -> bool:
     """CodeContests: the same words except for case, or numbers that differ by less than 1e-5."""
-    ours, theirs = _contest_words(output), _contest_words(expected)
-    return ours == theirs or (
-        len(ours) == len(theirs) and all(_near(one, other) for one, other in zip(ours, theirs, strict=True))
+    output_words, expected_words = _contest_words(output), _contest_words(expected)
+    return output_words == expected_words or (
+        len(output_words) == len(expected_words)
+        and all(_near(one, other) for one, other in zip(output_words, expected_words, strict=True))
     )
 
 
@@ -144,10 +147,10 @@ def _contest_words(text: str) -> list[str]:
     return [word for word in folded.split(" ") if word]
 
 
-def _near(ours: str, theirs: str) -> bool:
-    one, other = _contest_number(ours), _contest_number(theirs)
+def _near(word: str, expected: str) -> bool:
+    one, other = _contest_number(word), _contest_number(expected)
     if one is None or other is None:
-        return ours == theirs
+        return word == expected
     return abs(one - other) < _CONTEST_DIFFERENCE
 
 

@@ -49,17 +49,17 @@ def descendants_cpu_s() -> float:
 
 
 def child_pids() -> list[int]:
-    me = os.getpid()
-    result = []
+    own_pid = os.getpid()
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if int(fields[1]) == me:
-                result.append(int(entry.name))
-    return result
+            if int(fields[1]) == own_pid:
+                pids.append(int(entry.name))
+    return pids
 
 
 def runnable_wait_s(pid: int) -> float:

@@ -206,20 +206,20 @@ class ProgramTestsEvaluator:
 
     async def _with_expected(self, fresh: FreshSandbox) -> HiddenTests:
         """Return the tests; the reference computes missing values, before the program runs, in another sandbox."""
-        result: list[StreamTest | CallTest] = []
+        tests: list[StreamTest | CallTest] = []
         async with fresh() as sandbox:
             runner = CaseRunner(sandbox, self._tests)
             for number, test in enumerate(self._tests.tests):
                 if not isinstance(test, CallTest) or test.expected:
-                    result.append(test)
+                    tests.append(test)
                     continue
                 run, end = await runner.run(self._reference, test)
                 try:
-                    result.append(replace(test, expected=(value_of(run),)))
+                    tests.append(replace(test, expected=(value_of(run),)))
                 except NotData as error:
                     last = run.stderr[-_SHOWN:].decode(errors="replace")
                     raise EvaluatorError(f"test {number}: the reference gives {error}; {end.kind}: {last}") from None
-        return replace(self._tests, tests=tuple(result))
+        return replace(self._tests, tests=tuple(tests))
 
 
 def _as_called(test: StreamTest | CallTest, rule: FormRule | None) -> StreamTest | CallTest:
@@ -290,33 +290,33 @@ async def _runs(
     conditions: Conditions,
 ) -> list[_Run]:
     """Run the tests until `timeout_s` have passed; `conditions` are those of all of them."""
-    result: list[_Run] = []
+    runs: list[_Run] = []
     values = rule.values() if rule else None
     began = time.monotonic()
     for test in tests.tests:
         if (spent_s := time.monotonic() - began) > timeout_s:
-            why = f"{len(result)} of {len(tests.tests)} tests took {spent_s:.0f} s, more than limits.eval_s has for all"
+            why = f"{len(runs)} of {len(tests.tests)} tests took {spent_s:.0f} s, more than limits.eval_s has for all"
             end = ProcessEnd(None, timed_out=True, limit_s=timeout_s, conditions=conditions)
-            result.append(_Run(why, end, b"", overran=True))
+            runs.append(_Run(why, end, b"", overran=True))
             break
         try:
             ran, end = await runner.run(program, test)
         except ToolError as error:
-            if not result:
+            if not runs:
                 raise
             # The first run has shown that files can be written here: the program caused the change.
-            result.append(_Run(f"it left a sandbox in which no program can be written: {error}", result[-1].end, b""))
+            runs.append(_Run(f"it left a sandbox in which no program can be written: {error}", runs[-1].end, b""))
             break
         output = (output_of(ran) or "") if tests.compare == "checker" else ""
         # Millions of numbers take seconds, too long for the event loop.
         failure, authors = await asyncio.to_thread(_compared, ran, test, tests, rule, values)
-        result.append(_Run(failure, end, ran.stderr[-_SHOWN:], output, authors))
+        runs.append(_Run(failure, end, ran.stderr[-_SHOWN:], output, authors))
         is_over = bool(failure) and not tests.partial
-        if rule and rule.needs_more([run.authors for run in result], isinstance(test, CallTest)):
+        if rule and rule.needs_more([run.authors for run in runs], isinstance(test, CallTest)):
             is_over = False
         if is_over or (failure and left_behind(ran)):
             break
-    return result
+    return runs
 
 
 def _compared(
@@ -365,17 +365,17 @@ def _failure(result: ExecResult) -> str:
 
 async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]) -> list[_Run]:
     """Return the runs, with those marked as failed whose output the row's checker does not accept."""
-    result = []
+    checked = []
     async with fresh() as sandbox:
         runner = CaseRunner(sandbox, tests)
         for run, test in zip(runs, tests.tests, strict=False):
             assert isinstance(test, StreamTest)
             if run.failure or (refused := await _refused(runner, tests.checker, test, run.output)) is None:
-                result.append(run)
+                checked.append(run)
                 continue
             failed = replace(run, failure="the checker does not accept the output")
-            result.append(replace(failed, end=refused) if refused.conditions.shortage else failed)
-    return result
+            checked.append(replace(failed, end=refused) if refused.conditions.shortage else failed)
+    return checked
 
 
 async def _refused(runner: CaseRunner, checker: str, test: StreamTest, output: str) -> ProcessEnd | None:

@@ -42,12 +42,14 @@ def same_output(output: str, expected: str, compare: str = "lines") -> bool:
     """
     if compare == "lines":
         return _lines(output) == _lines(expected)
-    ours, theirs = output.split(), expected.split()
+    output_words, expected_words = output.split(), expected.split()
     if compare == "tokens":
-        return ours == theirs
+        return output_words == expected_words
     eps = tolerance_of(compare)
     assert eps is not None
-    return len(ours) == len(theirs) and all(_near(a, b, eps) for a, b in zip(ours, theirs, strict=True))
+    return len(output_words) == len(expected_words) and all(
+        _near(a, b, eps) for a, b in zip(output_words, expected_words, strict=True)
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -57,14 +59,16 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def _near(ours: str, theirs: str, eps: float) -> bool:
-    if ours == theirs:
+def _near(word: str, expected: str, eps: float) -> bool:
+    if word == expected:
         return True
-    if max(len(ours), len(theirs)) > _MAX_NUMBER_CHARS or not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
+    if max(len(word), len(expected)) > _MAX_NUMBER_CHARS or not (
+        _NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)
+    ):
         return False
-    if _INTEGER.fullmatch(ours) and _INTEGER.fullmatch(theirs):
-        return int(ours) == int(theirs)
-    return math.isclose(float(ours), float(theirs), rel_tol=eps, abs_tol=eps)
+    if _INTEGER.fullmatch(word) and _INTEGER.fullmatch(expected):
+        return int(word) == int(expected)
+    return math.isclose(float(word), float(expected), rel_tol=eps, abs_tol=eps)
 
 
 Tolerance = tuple[float, float]
@@ -84,54 +88,55 @@ def same_lines(
     integer of up to nine digits by a millionth. Without `counts_empty`, empty lines inside are ignored. With
     `verdicts`, a line of yes or no matches in any case.
     """
-    ours, theirs = output.strip().split("\n"), expected.strip().split("\n")
+    output_lines, expected_lines = output.strip().split("\n"), expected.strip().split("\n")
     if not counts_empty:
-        ours, theirs = [line for line in ours if line.strip()], [line for line in theirs if line.strip()]
-    return len(ours) == len(theirs) and all(
+        output_lines = [line for line in output_lines if line.strip()]
+        expected_lines = [line for line in expected_lines if line.strip()]
+    return len(output_lines) == len(expected_lines) and all(
         _same_line(a.strip(), b.strip(), close) or (verdicts and _same_verdict(a.strip(), b.strip()))
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(output_lines, expected_lines, strict=True)
     )
 
 
 def same_words(output: str, expected: str, *, close: Tolerance | None = None) -> bool:
     """Return whether an output has the expected words, however spaced; numbers as in `same_lines`, yes in any case."""
-    ours, theirs = output.split(), expected.split()
-    return len(ours) == len(theirs) and all(
-        _same_word(a, b, close) or _same_verdict(a, b) for a, b in zip(ours, theirs, strict=True)
+    output_words, expected_words = output.split(), expected.split()
+    return len(output_words) == len(expected_words) and all(
+        _same_word(a, b, close) or _same_verdict(a, b) for a, b in zip(output_words, expected_words, strict=True)
     )
 
 
-def _same_verdict(ours: str, theirs: str) -> bool:
-    return theirs.lower() in ("yes", "no") and ours.lower() == theirs.lower()
+def _same_verdict(text: str, expected: str) -> bool:
+    return expected.lower() in ("yes", "no") and text.lower() == expected.lower()
 
 
-def _same_line(ours: str, theirs: str, close: Tolerance | None) -> bool:
-    if ours == theirs:
+def _same_line(line: str, expected: str, close: Tolerance | None) -> bool:
+    if line == expected:
         return True
-    one, other = ours.split(), theirs.split()
+    one, other = line.split(), expected.split()
     if len(one) != len(other) or not all(_same_word(a, b, close) for a, b in zip(one, other, strict=True)):
         return False
     # Between words the space may be significant.
-    return all(map(_NUMBER.fullmatch, other)) or re.findall(r"\s+", ours) == re.findall(r"\s+", theirs)
+    return all(map(_NUMBER.fullmatch, other)) or re.findall(r"\s+", line) == re.findall(r"\s+", expected)
 
 
-def _same_word(ours: str, theirs: str, close: Tolerance | None) -> bool:
-    if ours == theirs:
+def _same_word(word: str, expected: str, close: Tolerance | None) -> bool:
+    if word == expected:
         return True
-    if not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
+    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
         return False
-    one, other = Decimal(ours), Decimal(theirs)
+    one, other = Decimal(word), Decimal(expected)
     if one == other:
         return True
     if max(abs(one.adjusted()), abs(other.adjusted())) > _MAX_EXPONENT:
         return False
     difference, size = abs(_EXACTLY.subtract(one, other)), abs(other)
-    if _INTEGER.fullmatch(theirs):
+    if _INTEGER.fullmatch(expected):
         return close is not None and size < _MAX_WHOLE and difference <= Decimal(_MILLIONTH)
     if close and difference <= _within(size, *close):
         return True
-    has_exponent = "e" in theirs.lower()
-    n_decimals = -int(other.as_tuple().exponent) if has_exponent else len(theirs.partition(".")[2])
+    has_exponent = "e" in expected.lower()
+    n_decimals = -int(other.as_tuple().exponent) if has_exponent else len(expected.partition(".")[2])
     if n_decimals < _REAL_DECIMALS:
         return difference <= _within(size, _NOISE, _NOISE)
     if difference <= _within(size, _MILLIONTH, _SMALL):

@@ -44,11 +44,11 @@ async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
     """Run collect hooks as their users; as in Harbor, a failure does not stop the others."""
     for hook in hooks:
         try:
-            place = await asyncio.to_thread(_as_user, sandbox, hook)
+            user_sandbox = await asyncio.to_thread(_as_user, sandbox, hook)
         except SandboxError as error:
             log.warning("Sandbox %s: collect hook not run: %s", sandbox.sandbox_id, error)
             continue
-        await place.exec(["/bin/bash", "-c", hook.command], timeout_s=hook.timeout_sec)
+        await user_sandbox.exec(["/bin/bash", "-c", hook.command], timeout_s=hook.timeout_sec)
 
 
 def _as_user(sandbox: Sandbox, hook: CollectHook) -> Sandbox:
@@ -61,8 +61,8 @@ async def taken(sandbox: Sandbox, wanted: Sequence[ArtefactEntry]) -> dict[str, 
     """Return files by their path in the sandbox. Raises ArtefactsTooLarge."""
     tree: dict[str, SubmittedFile] = {}
     for number, entry in enumerate(wanted):
-        with TemporaryDirectory(prefix="farm-artefacts-") as place:
-            target = Path(place) / str(number)
+        with TemporaryDirectory(prefix="farm-artefacts-") as folder:
+            target = Path(folder) / str(number)
             try:
                 await sandbox.download(entry.source, target)
             except ToolError as error:
@@ -117,16 +117,16 @@ def excluded(path: Path, top: Path, patterns: Sequence[str]) -> bool:
 
 async def put_artefacts(sandbox: Sandbox, tree: Mapping[str, SubmittedFile]) -> None:
     """Copy files to their original paths. Raises ToolError."""
-    with TemporaryDirectory(prefix="farm-artefacts-") as place:
-        tops = await asyncio.to_thread(_written, tree, Path(place))
+    with TemporaryDirectory(prefix="farm-artefacts-") as folder:
+        tops = await asyncio.to_thread(_written, tree, Path(folder))
         for source, path in tops:
             await sandbox.upload(source, path)
 
 
-def _written(tree: Mapping[str, SubmittedFile], place: Path) -> list[tuple[Path, str]]:
+def _written(tree: Mapping[str, SubmittedFile], folder: Path) -> list[tuple[Path, str]]:
     """Write a tree below a folder of the node; return its topmost paths, each with its path in the sandbox."""
     for path, file in sorted(tree.items()):
-        target = place / path.lstrip("/")
+        target = folder / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.kind == "link":
             target.symlink_to(file.target)
@@ -137,6 +137,6 @@ def _written(tree: Mapping[str, SubmittedFile], place: Path) -> list[tuple[Path,
             target.chmod(file.mode | 0o600)
     for path, file in sorted(tree.items(), reverse=True):
         if file.kind == "folder":
-            (place / path.lstrip("/")).chmod(file.mode | 0o700)
+            (folder / path.lstrip("/")).chmod(file.mode | 0o700)
     tops = [path for path in sorted(tree) if not any(str(above) in tree for above in Path(path).parents)]
-    return [(place / path.lstrip("/"), path) for path in tops]
+    return [(folder / path.lstrip("/"), path) for path in tops]

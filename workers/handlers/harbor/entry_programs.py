@@ -53,15 +53,15 @@ async def begin(
         check = _table(config.healthcheck)
     if argv == COMMAND and check is None:
         return
-    place = await asyncio.to_thread(sandbox.as_user, "") if follows(sandbox, HasUsers) else sandbox
+    user_sandbox = await asyncio.to_thread(sandbox.as_user, "") if follows(sandbox, HasUsers) else sandbox
     if argv != COMMAND:
-        await _start(place, what, argv, config.workdir)
+        await _start(user_sandbox, what, argv, config.workdir)
     if check is not None:
-        await await_healthy(place, check, what)
+        await await_healthy(user_sandbox, check, what)
 
 
-async def _start(place: Sandbox, what: str, argv: Sequence[str], workdir: str) -> None:
-    begun = await place.exec(
+async def _start(sandbox: Sandbox, what: str, argv: Sequence[str], workdir: str) -> None:
+    begun = await sandbox.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", _START, "entrypoint", *argv],
         timeout_s=_START_S,
         cwd=workdir or None,

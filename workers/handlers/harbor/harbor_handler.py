@@ -79,12 +79,12 @@ def guarded(instance: HarborInstance, folders: Iterable[Path]) -> RestoredFiles:
 
 def named_paths(texts: Iterable[str]) -> set[str]:
     """Return the absolute paths in texts; a home given as `~` or `$HOME` is root's."""
-    found = set()
+    paths = set()
     for text in texts:
         for match in _PATH.finditer(text):
             of_home = text[: match.start()].endswith(("~", "$HOME", "${HOME}"))
-            found.add(("/root" if of_home else "") + match[0].rstrip("."))
-    return found
+            paths.add(("/root" if of_home else "") + match[0].rstrip("."))
+    return paths
 
 
 class HarborHandler(Handler[HarborInstance]):

@@ -42,12 +42,12 @@ class StagedTests:
 @asynccontextmanager
 async def staged(folders: Sequence[Path], ignored: IgnoredFiles | None = None) -> AsyncIterator[StagedTests]:
     """Yield the folders of logs and the merged tests, with executable scripts; removed at the end."""
-    with TemporaryDirectory(prefix="farm-tests-") as place:
-        yield await asyncio.to_thread(_stage, Path(place), folders, ignored)
+    with TemporaryDirectory(prefix="farm-tests-") as root:
+        yield await asyncio.to_thread(_stage, Path(root), folders, ignored)
 
 
-def _stage(place: Path, folders: Sequence[Path], ignored: IgnoredFiles | None) -> StagedTests:
-    tests = place / "tests"
+def _stage(root: Path, folders: Sequence[Path], ignored: IgnoredFiles | None) -> StagedTests:
+    tests = root / "tests"
     tests.mkdir()
     for folder in folders:
         shutil.copytree(folder, tests, symlinks=True, dirs_exist_ok=True, ignore=ignored.among if ignored else None)
@@ -57,12 +57,12 @@ def _stage(place: Path, folders: Sequence[Path], ignored: IgnoredFiles | None) -
             # Every user of the sandbox may read them, whatever their original modes were.
             path.chmod(0o755 if path.is_dir() or path.suffix == ".sh" else path.stat().st_mode & 0o111 | 0o644)
     named = [any(name.encode() in text for text in texts) for name in (TEXT, JSON)]
-    return StagedTests(empty_logs(place), tests, names_only_text=named == [True, False])
+    return StagedTests(empty_logs(root), tests, names_only_text=named == [True, False])
 
 
-def empty_logs(place: Path) -> Path:
-    """Create the folders of logs, writable for every user of the sandbox, below `place`."""
-    logs = place / "logs"
+def empty_logs(root: Path) -> Path:
+    """Create the folders of logs, writable for every user of the sandbox, below `root`."""
+    logs = root / "logs"
     for folder in (logs, *(logs / name for name in _LOGS)):
         folder.mkdir()
         # mkdir applies the umask.

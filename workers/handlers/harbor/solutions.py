@@ -16,8 +16,8 @@ from farm.tasks.ignored_files import IGNORE_FILE, IgnoredFiles
 from workers.plugins.interfaces import ExecResult, Sandbox
 
 _SOLVE = "solve.sh"
-_PLACE = "/solution"
-_RUN = f"chmod +x {_PLACE}/{_SOLVE}; exec {_PLACE}/{_SOLVE}"
+_FOLDER = "/solution"
+_RUN = f"chmod +x {_FOLDER}/{_SOLVE}; exec {_FOLDER}/{_SOLVE}"
 """The first line of the script may name an interpreter."""
 
 
@@ -44,14 +44,14 @@ async def run_solution(
     ignored = IgnoredFiles(archive)
     if await asyncio.to_thread(ignored.has, archive / script):
         raise InvalidRequest(f"a {IGNORE_FILE} excludes it, so there is no solution to run", field=script)
-    with TemporaryDirectory(prefix="farm-solution-") as place:
-        kept = Path(place) / "solution"
+    with TemporaryDirectory(prefix="farm-solution-") as root:
+        kept = Path(root) / "solution"
         folder = (archive / script).parent
         await asyncio.to_thread(shutil.copytree, folder, kept, symlinks=True, ignore=ignored.among)
-        await sandbox.upload(kept, _PLACE)
+        await sandbox.upload(kept, _FOLDER)
     env = {"DEBIAN_FRONTEND": "noninteractive", **expanded(instance.task.solution.env, secrets, whole=True)}
     result = await sandbox.exec(["/bin/bash", "-c", _RUN], timeout_s=solution_s(instance, step), env=env)
-    cleared = await sandbox.exec(["rm", "-rf", _PLACE], timeout_s=60.0)
+    cleared = await sandbox.exec(["rm", "-rf", _FOLDER], timeout_s=60.0)
     if cleared.code != 0:
-        raise SandboxError(f"sandbox {sandbox.sandbox_id}: {_PLACE} cannot be removed: {cleared.stderr[-300:]!r}")
+        raise SandboxError(f"sandbox {sandbox.sandbox_id}: {_FOLDER} cannot be removed: {cleared.stderr[-300:]!r}")
     return result

@@ -46,29 +46,29 @@ def with_call_ids(given: Message, ids: CallIds) -> Message:
     return {**given, "tool_call_id": ids[call_id]} if call_id in ids else given
 
 
-def _agree(ours: Any, theirs: Any) -> bool:
-    return not ours or not theirs or bool(ours == theirs)
+def _agree(one: Any, other: Any) -> bool:
+    return not one or not other or bool(one == other)
 
 
 def _same_turn(held: Message, given: Message) -> CallIds | None:
     if not (_same_text(held, given, strip=True) and _same_reasoning(held, given)):
         return None
-    ours, theirs = held.get("tool_calls") or [], given.get("tool_calls") or []
-    if len(ours) != len(theirs) or not all(map(_same_function, ours, theirs)):
+    held_calls, given_calls = held.get("tool_calls") or [], given.get("tool_calls") or []
+    if len(held_calls) != len(given_calls) or not all(map(_same_function, held_calls, given_calls)):
         return None
-    pairs = [(our.get("id"), their.get("id")) for our, their in zip(ours, theirs, strict=True)]
-    return {their: our for our, their in pairs if our and their and our != their}
+    pairs = [(one.get("id"), other.get("id")) for one, other in zip(held_calls, given_calls, strict=True)]
+    return {given_id: held_id for held_id, given_id in pairs if held_id and given_id and held_id != given_id}
 
 
 def _same_text(held: Message, given: Message, strip: bool = False) -> bool:
-    ours, theirs = held.get("content"), given.get("content")
-    if ours == theirs or (not ours and not theirs):
+    held_content, given_content = held.get("content"), given.get("content")
+    if held_content == given_content or (not held_content and not given_content):
         return True
     for join in ("\n", ""):
-        our_text, their_text = text_of(ours, join), text_of(theirs, join)
-        if our_text is None or their_text is None:
+        held_text, given_text = text_of(held_content, join), text_of(given_content, join)
+        if held_text is None or given_text is None:
             return False
-        if our_text == their_text or (strip and our_text.strip() == their_text.strip()):
+        if held_text == given_text or (strip and held_text.strip() == given_text.strip()):
             return True
     return False
 
@@ -80,15 +80,17 @@ def _same_reasoning(held: Message, given: Message) -> bool:
 
 
 def _same_function(held: dict[str, Any], given: dict[str, Any]) -> bool:
-    ours, theirs = held.get("function") or {}, given.get("function") or {}
-    return ours.get("name") == theirs.get("name") and _same_arguments(ours.get("arguments"), theirs.get("arguments"))
+    held_function, given_function = held.get("function") or {}, given.get("function") or {}
+    return held_function.get("name") == given_function.get("name") and _same_arguments(
+        held_function.get("arguments"), given_function.get("arguments")
+    )
 
 
-def _same_arguments(ours: Any, theirs: Any) -> bool:
-    if ours == theirs or (not ours and not theirs):
+def _same_arguments(one: Any, other: Any) -> bool:
+    if one == other or (not one and not other):
         return True
     try:
-        return bool(_parsed(ours) == _parsed(theirs))
+        return bool(_parsed(one) == _parsed(other))
     except orjson.JSONDecodeError:
         return False
 

@@ -140,8 +140,8 @@ class PrefixCache:
         n = len(ids) // self._block_tokens
         blocks = ids[: n * self._block_tokens].astype(np.uint64).reshape(n, self._block_tokens)
         own: NDArray[np.uint64] = mixed((blocks + np.uint64(1)) * self._multipliers).sum(axis=1, dtype=np.uint64)
-        places = np.arange(n, dtype=np.uint64)
-        sums = np.cumsum(mixed(own + places), dtype=np.uint64)
+        positions = np.arange(n, dtype=np.uint64)
+        sums = np.cumsum(mixed(own + positions), dtype=np.uint64)
         hashes: list[int] = (sums ^ np.uint64(zlib.crc32(salt.encode()))).tolist()
         return hashes
 
@@ -299,10 +299,10 @@ class Scheduler:
 
     def abort(self, chosen: Callable[[EngineRun], bool]) -> int:
         """Cut runs, including waiting ones; they end with the ids that they have. Return the number of runs."""
-        result = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
-        for run in result:
+        runs = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
+        for run in runs:
             run.abort()
-        return len(result)
+        return len(runs)
 
     def _nudge_all(self) -> None:
         for run in chain(self.running.values(), self.waiting.values()):

@@ -60,8 +60,8 @@ class ExpertRouting:
     def of(self, ids: TokenIds, version: str) -> NDArray[np.int32]:
         """Return the experts of input ids under these weights, [n, n_layers, top_k]."""
         weights = np.uint64(zlib.crc32(version.encode()))
-        places = np.arange(len(ids), dtype=np.uint64)
-        history: NDArray[np.uint64] = np.cumsum(mixed(ids.astype(np.uint64) + places), dtype=np.uint64)
+        positions = np.arange(len(ids), dtype=np.uint64)
+        history: NDArray[np.uint64] = np.cumsum(mixed(ids.astype(np.uint64) + positions), dtype=np.uint64)
         layers = np.arange(self.n_layers, dtype=np.uint64)
         first: NDArray[np.uint64] = mixed(mixed(history + weights)[:, None] + layers)[:, :, None]
         chosen = (first + np.arange(self.top_k, dtype=np.uint64)) % np.uint64(self.n_experts)
@@ -73,12 +73,12 @@ class ExpertRouting:
         A token is an input under the weights that sampled the next one; so are the tokens of the prompt.
         """
         ids = np.concatenate([run.prompt, run.ids])
-        result = np.zeros((len(ids), self.n_layers, self.top_k), np.int32)
+        experts = np.zeros((len(ids), self.n_layers, self.top_k), np.int32)
         for span in run.spans:
             begin = span.start + len(run.prompt) - 1 if span.start else 0
             end = span.end + len(run.prompt) - 1
-            result[begin:end] = self.of(ids, span.version)[begin:end]
-        return result[start : len(ids) - 1]
+            experts[begin:end] = self.of(ids, span.version)[begin:end]
+        return experts[start : len(ids) - 1]
 
     def in_npy(self, run: EngineRun, start: int) -> str:
         """Return the rows in vLLM's encoding."""

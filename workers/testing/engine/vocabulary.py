@@ -42,9 +42,9 @@ class Vocabulary:
         self._message = lru_cache(_CACHE_SIZE)(self._read_message)
 
     def id_of(self, token: str) -> int:
-        result: int | None = self._tokenizer.token_to_id(token)
-        assert result is not None, token
-        return result
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        assert token_id is not None, token
+        return token_id
 
     def encode(self, text: str) -> TokenIds:
         return token_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)

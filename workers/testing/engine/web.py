@@ -61,13 +61,13 @@ def parsed(model: type[RequestT], body: Any) -> RequestT:
         return model.model_validate(body)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
-        lines = [f"  { ({**one, 'loc': _place(one)}) }" for one in errors]
+        lines = [f"  { ({**one, 'loc': _location(one)}) }" for one in errors]
         plural = "s" if len(errors) > 1 else ""
         message = "\n".join([f"{len(errors)} validation error{plural}:", *lines])
-        raise RequestRefused(message, kind="Bad Request", param=_place(errors[0])) from None
+        raise RequestRefused(message, kind="Bad Request", param=_location(errors[0])) from None
 
 
-def _place(error: Any) -> str:
+def _location(error: Any) -> str:
     return ".".join(["body", *map(str, error["loc"])])
 
 

@@ -108,19 +108,19 @@ async def _create(files: Files, arguments: EditArguments) -> str:
 
 
 async def _str_replace(files: Files, arguments: EditArguments) -> str:
-    path, result = arguments.path, _given(arguments.old_str, "old_str", "str_replace")
+    path, old_str = arguments.path, _given(arguments.old_str, "old_str", "str_replace")
     data = await files.read(path)
     text, end = as_read(path, data), line_end(data)
-    old, new = as_kept(result, end), as_kept(arguments.new_str or "", end)
+    old, new = as_kept(old_str, end), as_kept(arguments.new_str or "", end)
     if not old:
         raise ToolError("No replacement was performed, as old_str is empty. Use `insert` to add text.")
     at = data.find(old)
     if at < 0:
-        missing = f"No replacement was performed, old_str `{quoted(result)}` did not appear verbatim in {path}."
-        raise ToolError(f"{missing} {explained(text, result)}".rstrip())
+        missing = f"No replacement was performed, old_str `{quoted(old_str)}` did not appear verbatim in {path}."
+        raise ToolError(f"{missing} {explained(text, old_str)}".rstrip())
     if data.find(old, at + 1) >= 0:
         raise ToolError(
-            f"No replacement was performed. Multiple occurrences of old_str `{quoted(result)}` in lines "
+            f"No replacement was performed. Multiple occurrences of old_str `{quoted(old_str)}` in lines "
             f"{lines_of(data, old)}. Please ensure it is unique."
         )
     if old == new:

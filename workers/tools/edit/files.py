@@ -328,9 +328,9 @@ def explained(text: str, old: str) -> str:
     if old.replace("\r\n", "\n") in text.replace("\r\n", "\n"):
         ends = r"some lines of the file end in \r\n" if "\r\n" in text else r"the lines of the file end only in \n"
         return f"Only line breaks differ: {ends}. Write them in `old_str` as they are."
-    if result := _but_for_blanks(text, old):
-        shown = numbered(rows_of(text), *result)
-        return f"Only blanks or line breaks differ from lines {result[0]} to {result[1]}, which are:\n{shown}"
+    if span := _but_for_blanks(text, old):
+        shown = numbered(rows_of(text), *span)
+        return f"Only blanks or line breaks differ from lines {span[0]} to {span[1]}, which are:\n{shown}"
     return ""
 
 

@@ -55,10 +55,10 @@ class TerminalOutput:
 
     def _drawn(self, text: str) -> tuple[str, bool]:
         screen, self._screen = self._screen or Screen(), None
-        result = drawn(text, screen)
+        drawing = drawn(text, screen)
         if screen.alternate:
             self._screen = screen
-        return result
+        return drawing
 
 
 def _cut(text: str, limit: int) -> str:

@@ -60,9 +60,9 @@ class Row:
             self.edited = True
             if "\t" in self.cells:
                 tabs = False
-                for place, cell in enumerate(self.cells):
+                for column, cell in enumerate(self.cells):
                     tabs = cell == "\t" or (tabs and not cell)
-                    self.cells[place] = " " if tabs else cell
+                    self.cells[column] = " " if tabs else cell
         return self.cells
 
 
@@ -180,8 +180,8 @@ class Screen:
         before = self._main[0] if self._main is not None else []
         rows = [*(before if any(row.cells for row in before) else ()), *self._rows]
         # Blanks before the cursor belong to a prompt.
-        here = self._rows[self._y]
-        lines = [*self._above, *(row.text(self._x if row is here else 0) for row in rows)]
+        cursor_row = self._rows[self._y]
+        lines = [*self._above, *(row.text(self._x if row is cursor_row else 0) for row in rows)]
         self._above = []
         if self._main is None:
             self._rows, self._x, self._y = [Row()], 0, 0

@@ -42,8 +42,8 @@ def _mode(name: str, chosen: Callable[[str, Reference], str | None]) -> AuthorsR
     def rule(response: str, key: Reference) -> AuthorsScore:
         text = response[-MAX_CHARS:].strip()
         patterns = (pattern for pattern in (key.pattern, *key.other_patterns) if pattern)
-        found = (_by_pattern(pattern, text, key) for pattern in patterns)
-        letter = next((each for each in found if each), None) or chosen(text, key)
+        letters = (_by_pattern(pattern, text, key) for pattern in patterns)
+        letter = next((each for each in letters if each), None) or chosen(text, key)
         right = letter is not None and letter == key.gold
         return AuthorsScore(name, float(right), right, letter)
 
@@ -81,8 +81,8 @@ def _after_answer(text: str, key: Reference) -> str | None:
 
 def _after_answer_in_markdown(text: str, key: Reference) -> str | None:
     letters = LETTERS[: len(key.options)]
-    found = (_letter_of(candidate, letters) for candidate in reversed(_lines_of_answers(text, key.prefix)))
-    letter = next((letter for letter in found if letter), None)
+    named_letters = (_letter_of(candidate, letters) for candidate in reversed(_lines_of_answers(text, key.prefix)))
+    letter = next((letter for letter in named_letters if letter), None)
     return letter or (_boxed_letter(text, key) if key.prefix else None)
 
 
@@ -92,12 +92,12 @@ def _lines_of_answers(text: str, prefix: str) -> list[str]:
     if not prefix:
         return _ANSWER_IN_MARKDOWN.findall(text)
     text = text[-PATTERN_CHARS:]
-    found = [(match.start(), match.group(1)) for match in _ANSWER_IN_MARKDOWN.finditer(text)]
+    lines = [(match.start(), match.group(1)) for match in _ANSWER_IN_MARKDOWN.finditer(text)]
     begins = re.compile(re.escape(unicodedata.normalize("NFKC", prefix)) + r"\s*", re.IGNORECASE)
     for match in deque(begins.finditer(text), _MOST_PREFIXES):
         end = text.find("\n", match.end())
-        found.append((match.start(), text[match.end() : end if end >= 0 else len(text)]))
-    return [line for _, line in sorted(found, key=itemgetter(0))]
+        lines.append((match.start(), text[match.end() : end if end >= 0 else len(text)]))
+    return [line for _, line in sorted(lines, key=itemgetter(0))]
 
 
 def _letter_of_gpqa(text: str, key: Reference) -> str | None:
@@ -106,9 +106,9 @@ def _letter_of_gpqa(text: str, key: Reference) -> str | None:
     # Up to the last brace, as each box without one would be searched to the end.
     boxes = _SHORT_BOX.findall(text[: text.rfind("}") + 1])
     inner = boxes[-1].strip() if boxes else ""
-    found = [inner] if len(inner) == 1 and inner.isupper() else _STANDALONE.findall(inner)
-    found = found or [letter.upper() for letter in _LETTER_OF_ANSWER.findall(text)]
-    return found[-1] if found and found[-1] in letters else None
+    named_letters = [inner] if len(inner) == 1 and inner.isupper() else _STANDALONE.findall(inner)
+    named_letters = named_letters or [letter.upper() for letter in _LETTER_OF_ANSWER.findall(text)]
+    return named_letters[-1] if named_letters and named_letters[-1] in letters else None
 
 
 def _letter_of(text: str, letters: str) -> str | None:
@@ -125,20 +125,20 @@ def _letter_of(text: str, letters: str) -> str | None:
 
 
 def _lists_choices(text: str, letters: str) -> bool:
-    found = [match for match in _LETTER.finditer(text) if match.group().upper() in letters]
+    matches = [match for match in _LETTER.finditer(text) if match.group().upper() in letters]
     return any(
         one.group().upper() != other.group().upper() and _BETWEEN_CHOICES.fullmatch(text, one.end(), other.start())
-        for one, other in pairwise(found)
+        for one, other in pairwise(matches)
     )
 
 
 def _by_pattern(pattern: str, text: str, key: Reference) -> str | None:
     """Return the match of a row's own pattern: any letter, or the option with that text."""
-    found = re.findall(pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
-    if not found:
+    matches = re.findall(pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
+    if not matches:
         return None
     # With several groups the authors' code gets a tuple, and fails.
-    captured = found[-1] if isinstance(found[-1], str) else ""
+    captured = matches[-1] if isinstance(matches[-1], str) else ""
     captured = _with_latin_letters(captured.strip()).upper()
     if len(captured) == 1 and captured.isalpha():
         return captured

@@ -38,11 +38,11 @@ def overlap(response: str, key: Reference) -> AuthorsScore:
 def _f1(answer: str, gold: str) -> float:
     if answer != gold and not _EXACT.isdisjoint((answer, gold)):
         return 0.0
-    ours, theirs = answer.split(), gold.split()
-    n_common = (Counter(ours) & Counter(theirs)).total()
+    answer_words, gold_words = answer.split(), gold.split()
+    n_common = (Counter(answer_words) & Counter(gold_words)).total()
     if n_common == 0:
         return 0.0
-    precision, recall = n_common / len(ours), n_common / len(theirs)
+    precision, recall = n_common / len(answer_words), n_common / len(gold_words)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -64,7 +64,7 @@ def choice(response: str, key: Reference) -> AuthorsScore:
 def _named_letter(text: str, letters: str) -> str | None:
     first = (match.group(1).upper() for pattern in _NAMED if (match := pattern.search(text)))
     standalone: Iterable[str] = reversed(_STANDALONE.findall(text))
-    return next((letter for found in (first, standalone) for letter in found if letter in tuple(letters)), None)
+    return next((letter for named in (first, standalone) for letter in named if letter in tuple(letters)), None)
 
 
 def words_of_choice(text: str) -> str:

@@ -69,10 +69,10 @@ def _boxed(text: str) -> str | None:
 
 
 def _final_answer(text: str) -> str | None:
-    found = _FINAL_ANSWER.findall(text)
-    if not found:
+    matches = _FINAL_ANSWER.findall(text)
+    if not matches:
         return _boxed(text)
-    return _FULL_STOP.split(found[-1].strip())[0].strip().rstrip(".")
+    return _FULL_STOP.split(matches[-1].strip())[0].strip().rstrip(".")
 
 
 def _last_line(text: str) -> str | None:
@@ -122,11 +122,11 @@ def _with_numbers(text: str) -> str:
 
 
 def _without_separators(text: str) -> str:
-    result = text
+    replaced = text
     for separator in (",", ";", "and", "or"):
-        result = result.replace(separator, " ")
+        replaced = replaced.replace(separator, " ")
     # Replacing words by blanks makes it shorter: a text of mostly separators is unchanged.
-    return text if len(result) < 0.9 * len(text) else " ".join(result.split())
+    return text if len(replaced) < 0.9 * len(text) else " ".join(replaced.split())
 
 
 def _with_states(text: str) -> str:
@@ -165,10 +165,10 @@ def _without_units(text: str) -> str:
 def _nearness(gold: str, answer: str) -> float:
     """Return 1 for two equal numbers, less the farther apart they are; 0 if one is not a number."""
     try:
-        ours, theirs = _number(answer), _number(gold)
+        answer_number, gold_number = _number(answer), _number(gold)
     except ValueError:
         return 0.0
-    return max(0.0, 1.0 - abs(ours - theirs) / max(abs(theirs), 1e-9)) ** 2
+    return max(0.0, 1.0 - abs(answer_number - gold_number) / max(abs(gold_number), 1e-9)) ** 2
 
 
 def _number(text: str) -> float:

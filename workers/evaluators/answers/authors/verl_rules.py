@@ -63,26 +63,26 @@ _UNIT = "\\text{ "
 
 
 def gsm8k(response: str, key: Reference) -> AuthorsScore:
-    found = _MARKED.findall(response[-_LAST_CHARS:])
-    return _gsm8k_score("gsm8k", found[-1] if found else None, key)
+    matches = _MARKED.findall(response[-_LAST_CHARS:])
+    return _gsm8k_score("gsm8k", matches[-1] if matches else None, key)
 
 
 def gsm8k_of_skyrl(response: str, key: Reference) -> AuthorsScore:
-    found = _MARKED.search(response[-MAX_CHARS:])
-    return _gsm8k_score("skyrl_gsm8k", None if found is None else found.group(1), key)
+    match = _MARKED.search(response[-MAX_CHARS:])
+    return _gsm8k_score("skyrl_gsm8k", None if match is None else match.group(1), key)
 
 
 def gsm8k_flexible(response: str, key: Reference) -> AuthorsScore:
-    found = _NUMBER.findall(response[-_LAST_CHARS:])
+    numbers = _NUMBER.findall(response[-_LAST_CHARS:])
     # If all matches are only signs the first one counts, as nothing stops the authors' search.
-    answer = next((each for each in reversed(found) if each != "."), found[0] if found else None)
+    answer = next((each for each in reversed(numbers) if each != "."), numbers[0] if numbers else None)
     return AuthorsScore("gsm8k_flexible", float(answer == key.gold), answer == key.gold, answer)
 
 
 def last_marked_line(response: str) -> str | None:
     """Return the text, such as `$72`, of the last line that begins with `####`."""
-    found = _MARKED_LINE.findall(response[-MAX_CHARS:])
-    return found[-1].strip() if found else None
+    lines = _MARKED_LINE.findall(response[-MAX_CHARS:])
+    return lines[-1].strip() if lines else None
 
 
 def _gsm8k_score(rule: str, answer: str | None, key: Reference) -> AuthorsScore:
@@ -105,8 +105,8 @@ def dapo_of_skyrl(response: str, key: Reference) -> AuthorsScore:
 
 def dapo_of_slime(response: str, key: Reference) -> AuthorsScore:
     """Score the last line `Answer: ...`. A non-numeric gold answer, on which slime's scorer fails, equals nothing."""
-    found = _LINE.findall(response[-_LAST_CHARS:])
-    answer = found[-1] if found else None
+    lines = _LINE.findall(response[-_LAST_CHARS:])
+    answer = lines[-1] if lines else None
     gold = whole_number_of_slime(key.gold)
     right = gold is not None and normalized_by_dapo(answer or _NONE, _REMOVED_BY_SLIME) == gold
     for mark in _REMOVED_BY_SLIME:
@@ -123,8 +123,8 @@ def whole_number_of_slime(gold: str) -> str | None:
 
 
 def _dapo_score(rule: str, pattern: re.Pattern[str], response: str, key: Reference) -> AuthorsScore:
-    found = pattern.findall(response[-_LAST_CHARS:])
-    answer = found[-1] if found else None
+    lines = pattern.findall(response[-_LAST_CHARS:])
+    answer = lines[-1] if lines else None
     right = len(key.gold) <= _LONGEST_GOLD and normalized_by_dapo(answer or _NONE) == normalized_by_dapo(key.gold)
     return AuthorsScore(rule, 1.0 if right else -1.0, right, answer)
 
@@ -208,16 +208,16 @@ def _with_roots(text: str) -> str:
 
 def _with_fractions(text: str) -> str:
     first, *rest = text.split("\\frac")
-    result = [first]
+    pieces = [first]
     for each in rest:
         if each[0] == "{":
-            result.append(f"\\frac{each}")
+            pieces.append(f"\\frac{each}")
             continue
         if len(each) < 2:
             return text
         above, below = each[0], each[1] if each[1] == "{" else f"{{{each[1]}}}"
-        result.append(f"\\frac{{{above}}}{below}{each[2:]}")
-    return "".join(result)
+        pieces.append(f"\\frac{{{above}}}{below}{each[2:]}")
+    return "".join(pieces)
 
 
 def _with_slash(text: str) -> str:
