@@ -131,8 +131,8 @@ class HarnessAgent:
             return SandboxSpec.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise AgentMissing(f"agent {self._harness.name}: {where}: {first['msg']}", retryable=False) from error
+            location = ".".join(map(str, first["loc"]))
+            raise AgentMissing(f"agent {self._harness.name}: {location}: {first['msg']}", retryable=False) from error
 
     async def run(self, context: AgentContext) -> AgentResult:
         """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if the command crashed."""
@@ -174,15 +174,15 @@ class HarnessAgent:
             await self._steps(context, sandbox, "collect", task)
         return await end.result(sandbox)
 
-    async def _steps(self, context: AgentContext, sandbox: Sandbox, which: str, task: Task) -> None:
+    async def _steps(self, context: AgentContext, sandbox: Sandbox, phase: str, task: Task) -> None:
         """Run the commands before or after. Raises AgentError if one fails."""
         harness = self._harness
-        for words in (harness.prepare if which == "prepare" else harness.collect)(task):
+        for words in (harness.prepare if phase == "prepare" else harness.collect)(task):
             result = await sandbox.exec(words, timeout_s=context.limits.tool_s, env=_variables(harness, task))
             if result.code != 0:
                 output = " | ".join(_lines((result.stdout + result.stderr).decode("utf-8", "replace"))[-_LOG_LINES:])
                 why = f"ended with code {result.code}" if result.code is not None else "took too long"
-                what = f"agent {harness.name}: {which}: {words[0]} {why}"
+                what = f"agent {harness.name}: {phase}: {words[0]} {why}"
                 raise AgentError(f"{context.rollout_id}: {what}: {output or 'no output'}")
 
     async def _keep_log(self, context: AgentContext, calls: GatewayCalls, command: asyncio.Future[ExecResult]) -> None:

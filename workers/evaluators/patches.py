@@ -222,10 +222,10 @@ async def difference(sandbox: Sandbox, tree: str, answer: str | None, git_s: flo
     async with observed() as conditions:
         result = await sandbox.exec(["bash", "-c", script("collect_difference")], timeout_s=git_s, env=env, cwd=tree)
     if result.code != 0:
-        whose, reason = doing(ProcessEnd.of(result, git_s, conditions))
-        if whose is EndCause.FARM or conditions.shortage:
+        cause, reason = doing(ProcessEnd.of(result, git_s, conditions))
+        if cause is EndCause.FARM or conditions.shortage:
             raise SandboxError(f"sandbox {sandbox.sandbox_id}: its diff cannot be computed: {reason}")
-        if whose is EndCause.UNKNOWN and result.timed_out:
+        if cause is EndCause.UNKNOWN and result.timed_out:
             raise TimeoutError(f"its diff was not computed within {git_s:g} s: {output_end(result)}")
         return _rejected(answer, f"the tree's repository is broken, so there is no diff: {output_end(result)}")
     if len(result.stdout) > MAX_PATCH_BYTES:

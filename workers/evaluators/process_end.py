@@ -206,8 +206,8 @@ async def settle(
         began = time.monotonic()
         run = await trial()
         is_proven = False
-        whose, reason = await _judged(run)
-        if whose is EndCause.UNKNOWN:
+        cause, reason = await _judged(run)
+        if cause is EndCause.UNKNOWN:
             took_s = max(time.monotonic() - began, run.end.limit_s)
             async with _repetition(took_s) if run.end.conditions.shortage else nullcontext():
                 async with observed() as conditions:
@@ -216,8 +216,8 @@ async def settle(
                     raise EvaluatorError(f"{what}: {reason}, and a control that must pass also failed: {failed}")
                 is_proven = True
                 run = await trial()
-                whose, reason = await _judged(run)
-        if whose is EndCause.FARM:
+                cause, reason = await _judged(run)
+        if cause is EndCause.FARM:
             raise EvaluatorError(f"{what}: {reason}; it is scored again")
         known_s = time.monotonic() - _proven.get(scorer, -math.inf)
         if scorer and not (run.passed or run.stands or is_proven) and known_s > _PROVEN_S:
@@ -254,10 +254,10 @@ async def _judged(trial: Trial[T]) -> tuple[EndCause, str]:
     """Return the cause of the end of a trial, whose sandbox is gone by now, and the reason."""
     if trial.passed:
         return EndCause.POLICY, "it passed"
-    whose, reason = doing(trial.end)
-    if whose is EndCause.UNKNOWN and trial.end.conditions.shortage and (still := await _lasting_shortage()):
+    cause, reason = doing(trial.end)
+    if cause is EndCause.UNKNOWN and trial.end.conditions.shortage and (still := await _lasting_shortage()):
         return EndCause.FARM, still
-    return whose, reason
+    return cause, reason
 
 
 async def _lasting_shortage() -> str:

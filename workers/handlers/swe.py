@@ -108,10 +108,10 @@ class SweHandler(Handler[SweInstance]):
 
     async def prepare(self, sandbox: Sandbox) -> None:
         """Mark the original tree. Raises HandlerError, not retryable if the farm's Python has another version."""
-        ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if self.instance.environment.python != ours:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if self.instance.environment.python != version:
             raise HandlerError(
-                f"{self.instance.instance_id} needs Python {self.instance.environment.python}, the farm has {ours}",
+                f"{self.instance.instance_id} needs Python {self.instance.environment.python}, the farm has {version}",
                 retryable=False,
             )
         result = await self._git(sandbox, script("commit_baseline"))

@@ -104,8 +104,8 @@ class NoopInstance(BaseModel):
 
     def fail_in(self, stage: Stage) -> None:
         """Raise the error that the instance requests for this stage, if any."""
-        where, _, kind = self.fail.partition(":")
-        if where != stage.value:
+        stage_name, _, kind = self.fail.partition(":")
+        if stage_name != stage.value:
             return
         if kind == "bug":
             raise RuntimeError(f"the instance asks for a bug in {stage.value}")

@@ -61,14 +61,14 @@ async def begin(
 
 
 async def _start(sandbox: Sandbox, what: str, argv: Sequence[str], workdir: str) -> None:
-    begun = await sandbox.exec(
+    result = await sandbox.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", _START, "entrypoint", *argv],
         timeout_s=_START_S,
         cwd=workdir or None,
     )
-    if begun.code != 0:
+    if result.code != 0:
         # As in Harbor's other environments, the policy works without it.
-        log.warning("%s: entry point %s ended with %s", what, argv[0], begun.code)
+        log.warning("%s: entry point %s ended with %s", what, argv[0], result.code)
 
 
 def _words(config: ImageConfig) -> Sequence[str]:

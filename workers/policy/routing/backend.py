@@ -113,9 +113,9 @@ class EngineHealth:
             last_calls=(*self.last_calls, rollout_id)[-_WINDOW:],
         )
 
-    def after_check(self, well: bool) -> EngineHealth:
+    def after_check(self, is_healthy: bool) -> EngineHealth:
         """Return the health after a health check; check `fails_checks` then."""
-        return replace(self, n_failed_checks=0 if well else self.n_failed_checks + 1)
+        return replace(self, n_failed_checks=0 if is_healthy else self.n_failed_checks + 1)
 
     def ejected(self, now: float, why: str) -> EngineHealth:
         """Return the health of the ejected engine, or with another reason if it already is."""

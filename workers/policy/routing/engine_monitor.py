@@ -329,18 +329,18 @@ class Monitor:
         # A failure from here on makes another check due, which this one must not postpone.
         self._due[backend.url] = loop.time() + self._check_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         with self._pool.client(backend).borrowed() as engine:
-            well = await engine.healthy()
-            if well:
+            is_healthy = await engine.healthy()
+            if is_healthy:
                 await self._see_weights(backend)
         if backend.health.is_ejected:
-            if well:
+            if is_healthy:
                 backend.health = backend.health.readmitted(loop.time())
                 self._pool.reporter.report_failure(backend.url, "")
                 self._pool.wake()
             else:
                 backend.health = backend.health.ejected_longer(loop.time())
             return
-        backend.health = backend.health.after_check(well)
+        backend.health = backend.health.after_check(is_healthy)
         if backend.health.fails_checks:
             self._pool.eject(backend, "does not answer")
         elif backend.health.is_suspect:

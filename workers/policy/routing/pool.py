@@ -230,8 +230,8 @@ class EnginePool:
             raise
         except EngineError as error:
             backend.health = backend.health.after_failure(rollout_id)
-            if which := backend.health.failed_calls:
-                self.eject(backend, f"failed {which}, the last with: {error}")
+            if failed_calls := backend.health.failed_calls:
+                self.eject(backend, f"failed {failed_calls}, the last with: {error}")
             self._monitor.doubt(backend)
             raise
 

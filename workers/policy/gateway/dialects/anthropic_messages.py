@@ -310,15 +310,15 @@ class MessagesApi:
     def _assistants(self, blocks: Sequence[Mapping[str, Any]], name: str) -> Message:
         text, thought, calls = [], [], []
         for number, block in enumerate(blocks):
-            kind, where = block.get("type"), f"{name}[{number}]"
+            kind, path = block.get("type"), f"{name}[{number}]"
             if kind == "text":
-                text.append(model_api.word(block.get("text"), f"{where}.text"))
+                text.append(model_api.word(block.get("text"), f"{path}.text"))
             elif kind == "thinking":
-                thought.append(model_api.word(block.get("thinking"), f"{where}.thinking"))
+                thought.append(model_api.word(block.get("thinking"), f"{path}.thinking"))
             elif kind == "tool_use":
-                calls.append(self._call(block, where))
+                calls.append(self._call(block, path))
             elif kind != "redacted_thinking":
-                raise BadRequest(f"a block of type {kind!r} is not taken from an assistant", where)
+                raise BadRequest(f"a block of type {kind!r} is not taken from an assistant", path)
         return model_api.assistant("\n".join(text), "\n".join(thought), calls)
 
     def _call(self, block: Mapping[str, Any], name: str) -> AnsweredToolCall:
@@ -356,15 +356,15 @@ def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
     """Return tool results as separate messages, with the text between them in order."""
     messages: list[Message] = []
     for number, block in enumerate(blocks):
-        where = f"{name}[{number}]"
+        path = f"{name}[{number}]"
         if block.get("type") == "tool_result":
-            shown = model_api.shown(block.get("content"), f"{where}.content", _TEXT)
-            call_id = model_api.word(block.get("tool_use_id"), f"{where}.tool_use_id")
+            shown = model_api.shown(block.get("content"), f"{path}.content", _TEXT)
+            call_id = model_api.word(block.get("tool_use_id"), f"{path}.tool_use_id")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": shown})
         elif messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] = joined([messages[-1]["content"], model_api.shown([block], where, _TEXT)], "\n")
+            messages[-1]["content"] = joined([messages[-1]["content"], model_api.shown([block], path, _TEXT)], "\n")
         else:
-            messages.append({"role": "user", "content": model_api.shown([block], where, _TEXT)})
+            messages.append({"role": "user", "content": model_api.shown([block], path, _TEXT)})
     return messages
 
 

@@ -218,11 +218,11 @@ def _calls(message: ChatCompletionMessageParam, name: str) -> list[AnsweredToolC
     calls = []
     for number, call in enumerate(model_api.mappings(message.get("tool_calls") or [], f"{name}.tool_calls")):
         called = call.get("function")
-        where = f"{name}.tool_calls[{number}].function"
+        path = f"{name}.tool_calls[{number}].function"
         if not isinstance(called, dict):
-            raise BadRequest("must be an object", where)
-        arguments = model_api.word(called.get("arguments") or "", f"{where}.arguments")
+            raise BadRequest("must be an object", path)
+        arguments = model_api.word(called.get("arguments") or "", f"{path}.arguments")
         calls.append(
-            AnsweredToolCall(str(call.get("id") or ""), model_api.word(called.get("name"), f"{where}.name"), arguments)
+            AnsweredToolCall(str(call.get("id") or ""), model_api.word(called.get("name"), f"{path}.name"), arguments)
         )
     return calls

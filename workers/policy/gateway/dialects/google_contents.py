@@ -155,18 +155,18 @@ class GoogleApi:
         thought: list[str] = []
         calls: list[AnsweredToolCall] = []
         for index, part in enumerate(parts):
-            where = f"{name}.parts[{index}]"
+            path = f"{name}.parts[{index}]"
             if (call := part.get("functionCall")) is not None:
-                called = camel(_object(call, f"{where}.functionCall"))
-                model_api.refuse(called, GOOGLE_CALL.refused, f"{where}.functionCall")
-                args = _object(called.get("args"), f"{where}.functionCall.args")
-                its_name = model_api.word(called.get("name"), f"{where}.functionCall.name")
+                called = camel(_object(call, f"{path}.functionCall"))
+                model_api.refuse(called, GOOGLE_CALL.refused, f"{path}.functionCall")
+                args = _object(called.get("args"), f"{path}.functionCall.args")
+                its_name = model_api.word(called.get("name"), f"{path}.functionCall.name")
                 written = self._written.get((its_name, _meaning(args))) or orjson.dumps(args).decode()
                 calls.append(AnsweredToolCall(str(called.get("id") or f"call_{number}_{index}"), its_name, written))
             elif part.get("text") is not None:
-                (thought if part.get("thought") else text).append(model_api.word(part["text"], f"{where}.text"))
+                (thought if part.get("thought") else text).append(model_api.word(part["text"], f"{path}.text"))
             else:
-                raise _not_taken(part, where)
+                raise _not_taken(part, path)
         # Pieces of a stream come back as separate parts.
         return model_api.assistant("".join(text), "".join(thought), calls)
 
@@ -225,13 +225,13 @@ def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[st
     """Return function results as separate messages, with the text between them in order."""
     messages: list[Message] = []
     for index, part in enumerate(parts):
-        where = f"{name}.parts[{index}]"
+        path = f"{name}.parts[{index}]"
         if part.get("functionResponse") is not None:
-            messages.append(_result(_object(part["functionResponse"], f"{where}.functionResponse"), where, open_calls))
+            messages.append(_result(_object(part["functionResponse"], f"{path}.functionResponse"), path, open_calls))
             continue
         if not isinstance(part, PicturePart) and part.get("text") is None:
-            raise _not_taken(part, where)
-        content: Content = [part] if isinstance(part, PicturePart) else model_api.word(part["text"], f"{where}.text")
+            raise _not_taken(part, path)
+        content: Content = [part] if isinstance(part, PicturePart) else model_api.word(part["text"], f"{path}.text")
         if messages and messages[-1]["role"] == "user":
             messages[-1]["content"] = joined([messages[-1]["content"], content], "\n")
         else:
@@ -239,15 +239,15 @@ def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[st
     return messages
 
 
-def _result(given: Mapping[str, Any], where: str, open_calls: Mapping[str, deque[str]]) -> Message:
+def _result(given: Mapping[str, Any], path: str, open_calls: Mapping[str, deque[str]]) -> Message:
     images = given.get("parts")
     if isinstance(images, list) and images and all(isinstance(part, PicturePart) for part in images):
         # In addition to the text, which can be read without them.
-        message = _result({**given, "parts": None}, where, open_calls)
+        message = _result({**given, "parts": None}, path, open_calls)
         texts = [message["content"]] if given.get("response") is not None else []
         return {**message, "content": joined([*texts, images], "\n")}
-    model_api.refuse(given, GOOGLE_RESULT.refused, f"{where}.functionResponse")
-    name = model_api.word(given.get("name"), f"{where}.functionResponse.name")
+    model_api.refuse(given, GOOGLE_RESULT.refused, f"{path}.functionResponse")
+    name = model_api.word(given.get("name"), f"{path}.functionResponse.name")
     waiting = open_calls.get(name, deque())
     call_id = str(given.get("id") or "")
     if call_id in waiting:
@@ -285,12 +285,12 @@ def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
     left_out: list[str] = []
     for number, each in enumerate(model_api.mappings(value or [], "tools")):
         tool = camel(each)
-        where = f"tools[{number}].functionDeclarations"
-        for index, declared in enumerate(model_api.mappings(tool.get("functionDeclarations") or [], where)):
+        path = f"tools[{number}].functionDeclarations"
+        for index, declared in enumerate(model_api.mappings(tool.get("functionDeclarations") or [], path)):
             function = camel(declared)
-            name = model_api.word(function.get("name"), f"{where}[{index}].name")
+            name = model_api.word(function.get("name"), f"{path}[{index}].name")
             field = "parameters" if function.get("parametersJsonSchema") is None else "parametersJsonSchema"
-            schema = model_api.schema(function.get(field), f"{where}[{index}].{field}")
+            schema = model_api.schema(function.get(field), f"{path}[{index}].{field}")
             if field == "parameters":
                 schema = request_fields.json_schema(schema)
             tools.append(model_api.function(name, function.get("description"), schema))
@@ -305,20 +305,20 @@ def _parts(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return model_api.mappings([parts] if isinstance(parts, dict) else parts or [], f"{name}.parts")
 
 
-def _part(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(value: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return a part with exactly one kind of content. Raises BadRequest for others."""
     if isinstance(value, PicturePart):
         return value
     part = {name: each for name, each in camel(value).items() if each is not None}
     if len(kinds := part.keys() - _PART_REMARKS) != 1:
-        raise BadRequest(f"a part must have one content, not {', '.join(sorted(kinds)) or 'none'}", where)
+        raise BadRequest(f"a part must have one content, not {', '.join(sorted(kinds)) or 'none'}", path)
     return part
 
 
-def _not_taken(part: Mapping[str, Any], where: str) -> BadRequest:
+def _not_taken(part: Mapping[str, Any], path: str) -> BadRequest:
     if isinstance(part, PicturePart):
-        return BadRequest(model_api.NO_IMAGE, where)
-    return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not supported", where)
+        return BadRequest(model_api.NO_IMAGE, path)
+    return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not supported", path)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

@@ -257,14 +257,14 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     raise BadRequest("must be true or false", name)
 
 
-def refuse(body: Mapping[str, Any], reasons: Mapping[str, str], where: str = "") -> None:
+def refuse(body: Mapping[str, Any], reasons: Mapping[str, str], path: str = "") -> None:
     """Raise BadRequest for an unsupported field that would change the conversation or the answer.
 
     If it were ignored, the policy would answer another request than the client's.
     """
     for name, reason in reasons.items():
         if body.get(name) not in _NEUTRAL:
-            raise BadRequest(reason, f"{where}.{name}" if where else name)
+            raise BadRequest(reason, f"{path}.{name}" if path else name)
 
 
 def labels(body: Mapping[str, Any]) -> dict[str, str]:
@@ -374,10 +374,10 @@ def function_tools(value: object, *, flat: bool) -> tuple[list[ChatCompletionToo
     """
     tools, left_out = [], []
     for number, tool in enumerate(mappings(value or [], "tools")):
-        called, where = (tool, f"tools[{number}]") if flat else (tool.get("function"), f"tools[{number}].function")
+        called, path = (tool, f"tools[{number}]") if flat else (tool.get("function"), f"tools[{number}].function")
         if tool.get("type") == "function" and isinstance(called, dict):
-            name = word(called.get("name"), f"{where}.name")
-            parameters = schema(called.get("parameters"), f"{where}.parameters")
+            name = word(called.get("name"), f"{path}.name")
+            parameters = schema(called.get("parameters"), f"{path}.parameters")
             tools.append(function(name, called.get("description"), parameters))
         else:
             left_out.append(str(tool.get("type")))

@@ -411,18 +411,18 @@ def of_anthropic(value: object) -> ToolChoice:
 def of_google(value: object) -> ToolChoice:
     if value is None:
         return ToolChoice()
-    where = "toolConfig.functionCallingConfig"
+    path = "toolConfig.functionCallingConfig"
     config = camel(value).get("functionCallingConfig") if isinstance(value, dict) else 0
     if config is None:
         return ToolChoice()
     if not isinstance(config, dict):
-        raise BadRequest("must be an object", where)
+        raise BadRequest("must be an object", path)
     config = camel(config)
     mode = config.get("mode") or "AUTO"
     if not isinstance(mode, str) or mode.upper() not in _GOOGLE:
-        raise BadRequest("must be AUTO, ANY, NONE or VALIDATED", f"{where}.mode")
+        raise BadRequest("must be AUTO, ANY, NONE or VALIDATED", f"{path}.mode")
     return ToolChoice(
-        _GOOGLE[mode.upper()], model_api.texts(config.get("allowedFunctionNames"), f"{where}.allowedFunctionNames")
+        _GOOGLE[mode.upper()], model_api.texts(config.get("allowedFunctionNames"), f"{path}.allowedFunctionNames")
     )
 
 

@@ -53,17 +53,17 @@ class RequestPictures:
         reader = _Reader(self)
         return {name: reader.read(value, name) if name in CONVERSATION else value for name, value in body.items()}
 
-    def part(self, data: bytes, where: str) -> PicturePart:
+    def part(self, data: bytes, path: str) -> PicturePart:
         """Return the part for an image. Raises BadRequest for bytes that are not an image, or too many."""
         if len(data) > MAX_IMAGE_BYTES:
-            raise BadRequest(f"an image has {len(data)} bytes, more than {MAX_IMAGE_BYTES}", where)
+            raise BadRequest(f"an image has {len(data)} bytes, more than {MAX_IMAGE_BYTES}", path)
         picture = Picture.of(data)
         if picture is None:
-            raise BadRequest("an image must be PNG, JPEG, WebP or GIF", where)
+            raise BadRequest("an image must be PNG, JPEG, WebP or GIF", path)
         if picture.sha256 not in self._held:
             n_held = sum(len(each.data) for each in list(self._held.values()))
             if n_held + len(data) > MAX_HELD_BYTES:
-                raise BadRequest(f"the images of the rollout have more than {MAX_HELD_BYTES} bytes in all", where)
+                raise BadRequest(f"the images of the rollout have more than {MAX_HELD_BYTES} bytes in all", path)
         return PicturePart(self._held.setdefault(picture.sha256, picture))
 
 
@@ -72,52 +72,52 @@ class _Reader:
         self._pictures = pictures
         self._n_images = 0
 
-    def read(self, value: Any, where: str) -> Any:
+    def read(self, value: Any, path: str) -> Any:
         if isinstance(value, list):
-            return [self.read(each, f"{where}[{number}]") for number, each in enumerate(value)]
+            return [self.read(each, f"{path}[{number}]") for number, each in enumerate(value)]
         if not isinstance(value, dict):
             return value
-        text = _base64_of(value, where)
+        text = _base64_of(value, path)
         if text is not None:
-            return self._part(text, where)
+            return self._part(text, path)
         return {
-            name: self.read(each, f"{where}.{name}") if name in CONTENT or name in RESULTS else each
+            name: self.read(each, f"{path}.{name}") if name in CONTENT or name in RESULTS else each
             for name, each in value.items()
         }
 
-    def _part(self, text: str, where: str) -> PicturePart:
+    def _part(self, text: str, path: str) -> PicturePart:
         self._n_images += 1
         if self._n_images > MAX_IMAGES:
-            raise BadRequest(f"a request may have at most {MAX_IMAGES} images", where)
+            raise BadRequest(f"a request may have at most {MAX_IMAGES} images", path)
         # Google's clients use the URL-safe alphabet.
         plain = text.translate(_STANDARD).rstrip("=")
         if len(plain) > MAX_IMAGE_BYTES * 4 // 3 + 4:
-            raise BadRequest(f"an image may have at most {MAX_IMAGE_BYTES} bytes", where)
+            raise BadRequest(f"an image may have at most {MAX_IMAGE_BYTES} bytes", path)
         try:
             data = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
         except (binascii.Error, ValueError):
-            raise BadRequest("an image's base64 is invalid", where) from None
-        return self._pictures.part(data, where)
+            raise BadRequest("an image's base64 is invalid", path) from None
+        return self._pictures.part(data, path)
 
 
-def _base64_of(part: Mapping[str, Any], where: str) -> str | None:
+def _base64_of(part: Mapping[str, Any], path: str) -> str | None:
     """Return the base64 of an image in any API's form; None if the part is not an image. Raises BadRequest."""
     kind = part.get("type")
     if kind in _URLS:
         given = part.get("image_url")
-        return _of_url(given.get("url") if isinstance(given, dict) else given, where)
+        return _of_url(given.get("url") if isinstance(given, dict) else given, path)
     if kind == "image":
         source = part.get("source")
         if not isinstance(source, dict) or source.get("type") != "base64":
             is_url = isinstance(source, dict) and source.get("type") == "url"
-            raise BadRequest(f"an image {_BY_URL}" if is_url else "an image must have base64", f"{where}.source")
-        return _text(source.get("data"), f"{where}.source.data")
+            raise BadRequest(f"an image {_BY_URL}" if is_url else "an image must have base64", f"{path}.source")
+        return _text(source.get("data"), f"{path}.source.data")
     for name in GOOGLE_MEDIA:
         media = part.get(name)
         if isinstance(media, dict) and _mime_type(media).startswith("image/"):
             if "data" not in media:
-                raise BadRequest(f"an image {_BY_URL}", f"{where}.{name}")
-            return _text(media["data"], f"{where}.{name}.data")
+                raise BadRequest(f"an image {_BY_URL}", f"{path}.{name}")
+            return _text(media["data"], f"{path}.{name}.data")
     return None
 
 
@@ -126,16 +126,16 @@ def _mime_type(media: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _of_url(url: Any, where: str) -> str:
-    head, comma, text = _text(url, f"{where}.image_url").partition(",")
+def _of_url(url: Any, path: str) -> str:
+    head, comma, text = _text(url, f"{path}.image_url").partition(",")
     if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
-        raise BadRequest(f"an image {_BY_URL}", f"{where}.image_url")
+        raise BadRequest(f"an image {_BY_URL}", f"{path}.image_url")
     return text
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise BadRequest("an image must be given as base64", where)
+        raise BadRequest("an image must be given as base64", path)
     return value
 
 

@@ -62,20 +62,20 @@ class Namespaces:
         """Return the tools with namespaces replaced by their functions, under longer names. Raises BadRequest."""
         flat_tools: list[Mapping[str, Any]] = []
         for number, tool in enumerate(model_api.mappings(tools or [], "tools")):
-            where = f"tools[{number}]"
+            path = f"tools[{number}]"
             if tool.get("type") != "namespace":
                 if tool.get("type") == "function" and str(tool.get("name")) in self._by_flat_name:
                     raise BadRequest(
-                        f"a function of a namespace is also named {tool['name']!r}: rename one", f"{where}.name"
+                        f"a function of a namespace is also named {tool['name']!r}: rename one", f"{path}.name"
                     )
                 flat_tools.append(tool)
                 continue
-            namespace = model_api.word(tool.get("name"), f"{where}.name")
-            for index, inner in enumerate(model_api.mappings(tool.get("tools") or [], f"{where}.tools")):
+            namespace = model_api.word(tool.get("name"), f"{path}.name")
+            for index, inner in enumerate(model_api.mappings(tool.get("tools") or [], f"{path}.tools")):
                 if inner.get("type") != "function":
                     flat_tools.append(inner)
                     continue
-                name = model_api.word(inner.get("name"), f"{where}.tools[{index}].name")
+                name = model_api.word(inner.get("name"), f"{path}.tools[{index}].name")
                 self._by_flat_name[flat_name(namespace, name)] = (namespace, name)
                 described = [
                     each for each in (tool.get("description"), inner.get("description")) if index == 0 and each
@@ -187,15 +187,15 @@ class ResponsesEvents:
 
     def _call(self, call: AnsweredToolCall) -> bytes:
         index, item = len(self._items), _call_item(call)
-        where = {"item_id": item["id"], "output_index": index}
+        position = {"item_id": item["id"], "output_index": index}
         begun: ResponseFunctionToolCallParam = {**item, "arguments": "", "status": "in_progress"}
         arguments = "response.function_call_arguments"
         self._items.append(item)
         return b"".join(
             [
                 self._event("response.output_item.added", output_index=index, item=begun),
-                self._event(f"{arguments}.delta", delta=call.arguments, **where),
-                self._event(f"{arguments}.done", arguments=call.arguments, name=call.name, **where),
+                self._event(f"{arguments}.delta", delta=call.arguments, **position),
+                self._event(f"{arguments}.done", arguments=call.arguments, name=call.name, **position),
                 self._event("response.output_item.done", output_index=index, item=item),
             ]
         )
