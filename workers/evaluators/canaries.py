@@ -389,11 +389,11 @@ def main() -> None:
     request["copied"] = [test.partition("::") for test in request["copied"]]
     paths = [path for path in request["tests"] if path.endswith(".py")]
     # Ids may be relative to a folder that pytest uses as its root.
-    wanted = {file for path in paths for file in (tree / path, *tree.glob(f"*/{path}"), *tree.glob(f"*/*/{path}"))}
-    siblings = {file for folder in {file.parent for file in wanted} for file in folder.glob("*.py")}
-    fit = {file for file in siblings if file in wanted or re.match(r"test_.*\.py|.*_test\.py", file.name)}
+    test_files = {file for path in paths for file in (tree / path, *tree.glob(f"*/{path}"), *tree.glob(f"*/*/{path}"))}
+    siblings = {file for folder in {file.parent for file in test_files} for file in folder.glob("*.py")}
+    fit = {file for file in siblings if file in test_files or re.match(r"test_.*\.py|.*_test\.py", file.name)}
     answer: dict[str, dict[str, Any]] = {"canaries": {}, "copies": {}, "uncopied": {}}
-    for file in sorted(fit, key=lambda file: (file not in wanted, str(file)))[:_MAX_FILES]:
+    for file in sorted(fit, key=lambda file: (file not in test_files, str(file)))[:_MAX_FILES]:
         if file.name == "conftest.py" or file.is_symlink() or not file.is_file() or file.stat().st_size > _MAX_BYTES:
             continue
         data = file.read_bytes()

@@ -126,11 +126,11 @@ class PatchedTree:
 
         Raises EvaluatorError, also if git or pytest is missing.
         """
-        seen = await self._guard({"do": "survey"})
-        if seen["missing"]:
-            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: {seen['missing']}; fix its image")
-        self._names = seen["names"]
-        return list(seen["plugins"])
+        reply = await self._guard({"do": "survey"})
+        if reply["missing"]:
+            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: {reply['missing']}; fix its image")
+        self._names = reply["names"]
+        return list(reply["plugins"])
 
     async def apply_policy(self, patch: bytes) -> ExecResult:
         """Apply the policy's patch."""
@@ -146,9 +146,9 @@ class PatchedTree:
         changed = await self._bash(script("list_changed"))
         if changed.code != 0:
             raise NotRestored(f"cannot tell what the patch changed: {output_end(changed)}")
-        value = {"do": "restore", "changed": f"{self._folder}/changed", "baseline": BASELINE, "names": self._names}
+        request = {"do": "restore", "changed": f"{self._folder}/changed", "baseline": BASELINE, "names": self._names}
         try:
-            restored = await self._guard({**value, "tests": [*touched(test_patch), *tests]})
+            restored = await self._guard({**request, "tests": [*touched(test_patch), *tests]})
         except EvaluatorError as error:
             raise NotRestored(str(error)) from error
         if not test_patch.strip():
@@ -175,8 +175,8 @@ class PatchedTree:
 
     async def _guard(self, request: Mapping[str, Any]) -> dict[str, Any]:
         purpose = "see what the environment holds" if request["do"] == "survey" else "restore the test files"
-        seen: dict[str, Any] = await self.python("tree_guard", {**request, "pythonpath": self._pythonpath}, purpose)
-        return seen
+        reply: dict[str, Any] = await self.python("tree_guard", {**request, "pythonpath": self._pythonpath}, purpose)
+        return reply
 
     async def python(self, program: str, request: Mapping[str, Any], purpose: str) -> Any:
         """Run one of the programs next to this module in the tree's Python, isolated. Raises EvaluatorError."""

@@ -272,7 +272,7 @@ class PytestEvaluator:
             raise EvaluatorError(f"sandbox {sandbox.sandbox_id}: preparing the tree left no time for the tests")
         plugin, key = f"_{secrets.token_hex(4)}", secrets.token_hex(32)
         options = [word for name in (plugin, *plugins) for word in ("-p", name)]
-        value = {
+        request = {
             "command": self._plan.command,
             "tree": self._plan.tree,
             "pythonpath": [f"{self._plan.tree}/{path}" for path in self._plan.pythonpath.split(":")],
@@ -286,7 +286,7 @@ class PytestEvaluator:
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
         }
-        result = await run_program(sandbox, "outcomes_reader", value, left_s + _READER_S)
+        result = await run_program(sandbox, "outcomes_reader", request, left_s + _READER_S)
         return result, _Seen.parse(result, key.encode())
 
     def _score(self, seen: _Seen | None, planted: Planted) -> _Run:
@@ -339,9 +339,9 @@ class _Seen:
         if result.code != 0:
             return None
         try:
-            value: dict[str, Any] = json.loads(result.stdout)
-            outcomes = Outcomes.parse(base64.b64decode(value.pop("records")), key)
-            return cls(outcomes, base64.b64decode(value.pop("output")), **value)
+            report: dict[str, Any] = json.loads(result.stdout)
+            outcomes = Outcomes.parse(base64.b64decode(report.pop("records")), key)
+            return cls(outcomes, base64.b64decode(report.pop("output")), **report)
         except (ValueError, TypeError, KeyError):
             return None
 

@@ -273,10 +273,10 @@ class _PendingRequest:
     ) -> TokenCompletion:
         """Return the answer in this tokenizer's ids, begun with `prompt` unless it has begun; at most `room` tokens."""
         if text.name not in self._calls:
-            begun = await prompt()
-            most = room(begun)
+            first_prompt = await prompt()
+            most = room(first_prompt)
             max_tokens = self.request.max_tokens if most is None else min(self.request.max_tokens, most)
-            self._calls[text.name] = self._new_call(engine, text, begun, max_tokens)
+            self._calls[text.name] = self._new_call(engine, text, first_prompt, max_tokens)
         call = self._calls[text.name]
         self._check_begun(call)
         return call

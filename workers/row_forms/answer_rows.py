@@ -87,9 +87,9 @@ def _choices_of_slime(metadata: Mapping[str, Any]) -> tuple[list[str], str]:
         raise ValueError("the row's metadata.choices is a text: it must be a list, or letters with their texts")
     texts = [str(each) for each in choices]
     letters = LETTERS[: len(texts) or _N_LETTERS]
-    given = metadata.get("valid_letters")
-    if given:
-        named = [str(each).upper() for each in given]
+    valid_letters = metadata.get("valid_letters")
+    if valid_letters:
+        named = [str(each).upper() for each in valid_letters]
         if named != list(LETTERS[: len(texts) or len(named)]):
             raise ValueError(f"the row's metadata.valid_letters {named} are not the first letters, one for each choice")
         letters = "".join(named)
@@ -139,8 +139,8 @@ def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     template = row.get("template_metadata")
     if not isinstance(template, Mapping):
         return {}
-    given = template.get("output_regex")
-    patterns = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
+    regex = template.get("output_regex")
+    patterns = [regex] if isinstance(regex, str) else regex if isinstance(regex, list | tuple) else []
     patterns = [str(pattern) for pattern in patterns if pattern]
     fields: dict[str, Any] = {}
     if patterns and len(gold) <= _LONG_GOLD:
@@ -216,8 +216,8 @@ def _option(option: Any) -> str:
 
 def _choices(row: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
     """Return the texts and labels of a column `choices`, as in MMLU and ARC; None without one."""
-    given = row.get("choices")
-    texts, labels = (given.get("text"), given.get("label")) if isinstance(given, Mapping) else (given, None)
+    choices = row.get("choices")
+    texts, labels = (choices.get("text"), choices.get("label")) if isinstance(choices, Mapping) else (choices, None)
     if not isinstance(texts, list | tuple) or len(texts) < _LEAST_CHOICES:
         return None
     return [str(text) for text in texts], [str(label) for label in labels or ()]

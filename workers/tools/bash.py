@@ -109,18 +109,18 @@ class BashTool:
         shown = await self._terminal.shown(result.output, result.full, "bash.txt")
         if not result.running:
             self._terminal = TerminalOutput()
-        value = [before, shown.text, *notes]
+        paragraphs = [before, shown.text, *notes]
         if result.limit:
-            value.append(f"[stopped by the sandbox: {result.limit}]")
+            paragraphs.append(f"[stopped by the sandbox: {result.limit}]")
         if result.restarted:
-            value.append(
+            paragraphs.append(
                 f"[the shell had ended; a new one was started in {result.cwd}: set variables and functions again]"
             )
         if result.note:
-            value.append(f"[{result.note}]")
+            paragraphs.append(f"[{result.note}]")
         if result.n_dropped and shown.as_written:
-            value.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
-        return Observation(lines(*value), artefacts=shown.artefacts)
+            paragraphs.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
+        return Observation(lines(*paragraphs), artefacts=shown.artefacts)
 
     async def close(self) -> None:
         if self._shell is not None:

@@ -36,14 +36,16 @@ class NemoGym:
         self._gymnasium = bool(episode.kwargs.get("gymnasium"))
         observed = self._post("reset" if self._gymnasium else "seed_session", self._row).get("observation")
         params = self._row["responses_create_params"]
-        given = params["input"]
+        prompt = params["input"]
         messages = (
-            [{"role": "user", "content": given}] if isinstance(given, str) else [_message(each) for each in given]
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [_message(each) for each in prompt]
         )
         more = [{"role": "user", "content": observed}] if observed else []
         names = ("name", "description", "parameters")
-        known = [{name: tool[name] for name in names if tool.get(name) is not None} for tool in params.get("tools", [])]
-        tools = [{"type": "function", "function": function} for function in known]
+        functions = [
+            {name: tool[name] for name in names if tool.get(name) is not None} for tool in params.get("tools", [])
+        ]
+        tools = [{"type": "function", "function": function} for function in functions]
         return Begin([*episode.messages, *messages, *more], tools)
 
     def step(self, action: Action) -> Step:

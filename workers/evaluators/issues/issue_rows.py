@@ -153,8 +153,8 @@ class IssueRow(BaseModel):
             return self.eval_script
         if self.expected_output_json:
             return _R2E_SCRIPT.format(tree=self.tree)
-        given = self.install_config.test_cmd
-        command = self.test_cmd or (given if isinstance(given, str) else " && ".join(given))
+        test_cmd = self.install_config.test_cmd
+        command = self.test_cmd or (test_cmd if isinstance(test_cmd, str) else " && ".join(test_cmd))
         command = command or (_SMITH_COMMAND if self.data_set == "swe-smith" else test_command(self.repo))
         patched = touched(self.test_patch)
         listed = (test.partition("::")[0] for test in (*self.FAIL_TO_PASS, *self.PASS_TO_PASS) if "::" in test)

@@ -105,8 +105,8 @@ def loose_as_text(output: str, expected: str) -> bool:
 
 def _different_lines(output: str, expected: str) -> tuple[list[str], list[str]] | None:
     """Return the full lines of both; None if they are equal by APPS's rule, except for space and empty lines."""
-    lines, wanted = output.splitlines(), expected.strip()
-    if "\n".join(lines).strip() == wanted or "\n".join(line.strip() for line in lines).strip() == wanted:
+    lines, expected_text = output.splitlines(), expected.strip()
+    if "\n".join(lines).strip() == expected_text or "\n".join(line.strip() for line in lines).strip() == expected_text:
         return None
     full_lines = [line for line in lines if line]
     expected_lines = [line.strip() for line in expected.split("\n") if line]

@@ -51,13 +51,13 @@ class AnotherTopK(ValueError):
     """The model uses another number of experts per token than the request states: not the engine's fault."""
 
 
-def most_expert_bytes(n_prompt_bytes: int, max_tokens: int, wanted: ExpertRange) -> int:
+def most_expert_bytes(n_prompt_bytes: int, max_tokens: int, requested: ExpertRange) -> int:
     """Return the maximum bytes of the experts in an answer: base64 of int32, at most MAX_LAYERS layers per token.
 
     A token of the prompt was sent in two bytes or more.
     """
-    n_tokens = n_prompt_bytes // 2 + 1 - wanted.start + max_tokens
-    return n_tokens * MAX_LAYERS * wanted.top_k * 16 // 3
+    n_tokens = n_prompt_bytes // 2 + 1 - requested.start + max_tokens
+    return n_tokens * MAX_LAYERS * requested.top_k * 16 // 3
 
 
 def from_npy(value: Any) -> NDArray[Any]:
@@ -86,30 +86,30 @@ def _bytes(text: Any) -> bytes:
         raise ValueError(f"routed_experts is not base64: {error}") from None
 
 
-def expert_rows(experts: NDArray[Any], wanted: ExpertRange, n_tokens: int) -> CallExperts:
+def expert_rows(experts: NDArray[Any], requested: ExpertRange, n_tokens: int) -> CallExperts:
     """Return the experts of a prompt and answer of `n_tokens`, from the requested position to the last token but one.
 
     Raises ValueError for another number of rows, layers or experts, and for values that are not expert numbers.
     """
     if experts.dtype.kind not in "iu" or experts.ndim not in (1, 3):
         raise ValueError(f"routed_experts of {experts.dtype} in {experts.ndim} dimensions")
-    n_rows = n_tokens - 1 - wanted.start
+    n_rows = n_tokens - 1 - requested.start
     if experts.ndim == 1:
-        experts = _in_rows(experts, n_rows, wanted.top_k)
+        experts = _in_rows(experts, n_rows, requested.top_k)
     if len(experts) != n_rows:
         raise ValueError(
-            f"routed_experts (with {FLAG}) has {len(experts)} rows, but {n_rows} tokens from position {wanted.start} "
-            "on were inputs"
+            f"routed_experts (with {FLAG}) has {len(experts)} rows, but {n_rows} tokens from position "
+            f"{requested.start} on were inputs"
         )
-    if experts.shape[2] != wanted.top_k:
+    if experts.shape[2] != requested.top_k:
         raise AnotherTopK(
-            f"routed_experts has {experts.shape[2]} experts per token, but sampling.routed_experts is {wanted.top_k}"
+            f"routed_experts has {experts.shape[2]} experts per token, but sampling.routed_experts is {requested.top_k}"
         )
-    if experts.shape[1] != (wanted.n_layers or experts.shape[1]) or not 0 < experts.shape[1] <= MAX_LAYERS:
-        raise ValueError(f"routed_experts has {experts.shape[1]} layers, but earlier calls had {wanted.n_layers}")
+    if experts.shape[1] != (requested.n_layers or experts.shape[1]) or not 0 < experts.shape[1] <= MAX_LAYERS:
+        raise ValueError(f"routed_experts has {experts.shape[1]} layers, but earlier calls had {requested.n_layers}")
     if experts.min() < 0 or experts.max() > _MAX_EXPERT:
         raise ValueError(f"routed_experts from {experts.min()} to {experts.max()} are not expert numbers")
-    return CallExperts.of(wanted.start, _narrow(experts))
+    return CallExperts.of(requested.start, _narrow(experts))
 
 
 def _in_rows(numbers: NDArray[Any], n_rows: int, top_k: int) -> NDArray[Any]:

@@ -321,8 +321,8 @@ class GatewayCalls:
     def _labels(self, request: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
         """Return the labels that a request sets, and its counts of earlier answers and of tools."""
         depth = sum(message.get("role") == "assistant" for message in conversation.messages)
-        given = {name: value for name, value in request.labels.items() if name not in _OF_THE_FARM}
-        return given | {"depth": str(depth), "tools": str(len(request.tools))}
+        labels = {name: value for name, value in request.labels.items() if name not in _OF_THE_FARM}
+        return labels | {"depth": str(depth), "tools": str(len(request.tools))}
 
     def _sampling(self, request: ParsedRequest) -> SamplingParams:
         sampling, forms = self._context.sampling, self._context.agent_requests.forms

@@ -205,8 +205,8 @@ def _usage(n_prompt: int, n_cached: int, n_response: int) -> dict[str, int]:
     }
 
 
-def _tool_use(call_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+def _tool_use(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 class MessagesApi:
@@ -323,14 +323,14 @@ class MessagesApi:
 
     def _call(self, block: Mapping[str, Any], name: str) -> AnsweredToolCall:
         call_id = model_api.word(block.get("id"), f"{name}.id")
-        given = block.get("input")
+        arguments = block.get("input")
         written = self._written.get(call_id)
-        if written is not None and model_api.argument_object(written.arguments) == given:
+        if written is not None and model_api.argument_object(written.arguments) == arguments:
             return AnsweredToolCall(call_id, model_api.word(block.get("name"), f"{name}.name"), written.arguments)
-        if not isinstance(given, dict):
+        if not isinstance(arguments, dict):
             raise BadRequest("must be an object", f"{name}.input")
         return AnsweredToolCall(
-            call_id, model_api.word(block.get("name"), f"{name}.name"), orjson.dumps(given).decode()
+            call_id, model_api.word(block.get("name"), f"{name}.name"), orjson.dumps(arguments).decode()
         )
 
 
@@ -338,8 +338,8 @@ def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
     config = body.get("output_config")
     if not isinstance(config, dict | None):
         raise BadRequest("must be an object", "output_config")
-    given = (config or {}).get("format") or body.get("output_format")
-    return schema_of_format(given, "output_config.format", flat=True)
+    output_format = (config or {}).get("format") or body.get("output_format")
+    return schema_of_format(output_format, "output_config.format", flat=True)
 
 
 def _thinks(request: ParsedRequest) -> bool:

@@ -239,22 +239,22 @@ def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[st
     return messages
 
 
-def _result(given: Mapping[str, Any], path: str, open_calls: Mapping[str, deque[str]]) -> Message:
-    images = given.get("parts")
+def _result(function_response: Mapping[str, Any], path: str, open_calls: Mapping[str, deque[str]]) -> Message:
+    images = function_response.get("parts")
     if isinstance(images, list) and images and all(isinstance(part, PicturePart) for part in images):
         # In addition to the text, which can be read without them.
-        message = _result({**given, "parts": None}, path, open_calls)
-        texts = [message["content"]] if given.get("response") is not None else []
+        message = _result({**function_response, "parts": None}, path, open_calls)
+        texts = [message["content"]] if function_response.get("response") is not None else []
         return {**message, "content": joined([*texts, images], "\n")}
-    model_api.refuse(given, GOOGLE_RESULT.refused, f"{path}.functionResponse")
-    name = model_api.word(given.get("name"), f"{path}.functionResponse.name")
+    model_api.refuse(function_response, GOOGLE_RESULT.refused, f"{path}.functionResponse")
+    name = model_api.word(function_response.get("name"), f"{path}.functionResponse.name")
     waiting = open_calls.get(name, deque())
-    call_id = str(given.get("id") or "")
+    call_id = str(function_response.get("id") or "")
     if call_id in waiting:
         waiting.remove(call_id)
     elif not call_id:
         call_id = waiting.popleft() if waiting else name
-    response = given.get("response")
+    response = function_response.get("response")
     if isinstance(response, dict) and len(response) == 1:
         only = next(iter(response))
         if only in _TEXT_OF_RESULT and isinstance(response[only], str):

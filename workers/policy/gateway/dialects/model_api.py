@@ -270,10 +270,10 @@ def refuse(body: Mapping[str, Any], reasons: Mapping[str, str], path: str = "") 
 def labels(body: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels in a request's body: the model, user and agent that it names."""
     metadata = body.get("metadata")
-    given = metadata if isinstance(metadata, dict) else {}
+    fields = metadata if isinstance(metadata, dict) else {}
     # Its own fields come first, so that metadata cannot crowd them out.
     named = {name: body.get(name) for name in ("model", "user", "safety_identifier")}
-    named |= {str(name)[:64]: value for name, value in given.items() if name not in named}
+    named |= {str(name)[:64]: value for name, value in fields.items() if name not in named}
     texts = [(name, value) for name, value in named.items() if isinstance(value, str) and value]
     return {name: value[:_MAX_LABEL_CHARS] for name, value in texts[:_MAX_LABELS]}
 

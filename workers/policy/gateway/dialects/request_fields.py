@@ -305,9 +305,9 @@ METADATA = RequestFields(_named("user_id"))
 MCP_SERVER = RequestFields(_named("name"), {}, _because(_HOSTED, "type url authorization_token tool_configuration"))
 
 
-def camel(given: Mapping[str, Any]) -> dict[str, Any]:
+def camel(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object with its keys in camel case; the API accepts snake case, too."""
-    return {_SNAKE.sub(lambda match: match[1].upper(), name): value for name, value in given.items()}
+    return {_SNAKE.sub(lambda match: match[1].upper(), name): value for name, value in fields.items()}
 
 
 def json_schema(schema: object, depth: int = 0) -> dict[str, Any] | None:
@@ -382,11 +382,11 @@ def of_openai(value: object, *, flat: bool) -> ToolChoice:
     if value.get("type") == "function":
         return ToolChoice("required", (_name_of(value, flat),))
     if value.get("type") == "allowed_tools":
-        given = value if flat else value.get("allowed_tools")
-        mode = given.get("mode") if isinstance(given, dict) else None
-        if not isinstance(given, dict) or mode not in ("auto", "required"):
+        allowed = value if flat else value.get("allowed_tools")
+        mode = allowed.get("mode") if isinstance(allowed, dict) else None
+        if not isinstance(allowed, dict) or mode not in ("auto", "required"):
             raise BadRequest("allowed tools have the mode auto or required", "tool_choice.mode")
-        tools = model_api.mappings(given.get("tools"), "tool_choice.tools")
+        tools = model_api.mappings(allowed.get("tools"), "tool_choice.tools")
         return ToolChoice(_WORDS[mode], tuple(_name_of(tool, flat) for tool in tools))
     raise BadRequest(f"a tool of type {value.get('type')!r} cannot be run here", "tool_choice")
 

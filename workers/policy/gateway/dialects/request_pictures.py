@@ -104,8 +104,8 @@ def _base64_of(part: Mapping[str, Any], path: str) -> str | None:
     """Return the base64 of an image in any API's form; None if the part is not an image. Raises BadRequest."""
     kind = part.get("type")
     if kind in _URLS:
-        given = part.get("image_url")
-        return _of_url(given.get("url") if isinstance(given, dict) else given, path)
+        image_url = part.get("image_url")
+        return _of_url(image_url.get("url") if isinstance(image_url, dict) else image_url, path)
     if kind == "image":
         source = part.get("source")
         if not isinstance(source, dict) or source.get("type") != "base64":
@@ -169,8 +169,8 @@ def _text_of(document: Mapping[str, Any]) -> str:
     if source.get("type") == "text":
         texts = [source.get("data")]
     else:
-        given = source.get("content") if source.get("type") == "content" else None
-        parts = _left_out([{"type": "text", "text": given}] if isinstance(given, str) else given)
+        content = source.get("content") if source.get("type") == "content" else None
+        parts = _left_out([{"type": "text", "text": content}] if isinstance(content, str) else content)
         texts = [each.get("text") for each in parts if isinstance(each, dict)] if isinstance(parts, list) else []
     shown = [each for each in (document.get("title"), document.get("context"), *texts) if isinstance(each, str)]
     return "\n".join(shown) if texts else ""
