@@ -136,8 +136,8 @@ def sweep(config: SandboxConfig, states: Path, all_of_it: bool = False) -> None:
 
     A group with processes stays until they end with the first process of their sandbox.
     """
-    result = config.cgroup
-    parent = None if result is None else result / _name(states)
+    own_group = config.cgroup
+    parent = None if own_group is None else own_group / _name(states)
     if parent is None or not parent.is_dir():
         return
     # listed before the links are read, because a start creates the link before the group
@@ -189,9 +189,9 @@ def _parent(config: SandboxConfig, states: Path) -> Path | None:
 
 
 def _hand_down(group: Path) -> None:
-    there = (group / "cgroup.controllers").read_text().split()
+    available = (group / "cgroup.controllers").read_text().split()
     handed = (group / "cgroup.subtree_control").read_text().split()
-    wanted = [f"+{name}" for name in ("memory", "pids", "cpu") if name in there and name not in handed]
+    wanted = [f"+{name}" for name in ("memory", "pids", "cpu") if name in available and name not in handed]
     if not wanted:
         return
     try:

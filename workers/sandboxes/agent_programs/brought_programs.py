@@ -84,17 +84,17 @@ def brought(
 
 def _of_image(config: SandboxConfig, program: AgentProgram, start: StartBuild | None) -> tuple[Path, tuple[Path, ...]]:
     try:
-        result = image(config, program.source, start=start)
+        program_image = image(config, program.source, start=start)
     except ImageError as error:
         if error.retryable:
             raise
         raise AgentMissing(f"program {program.name} of the agent: {error}", retryable=False) from error
-    if result.layers or result.system:
+    if program_image.layers or program_image.system:
         raise _wrong(
             program, "is an image of several folders, none of which has all files: save it as an archive or a .sif"
         )
-    _check(program, result.key(config))
-    return result.folder, result.roots
+    _check(program, program_image.key(config))
+    return program_image.folder, program_image.roots
 
 
 def _made(config: SandboxConfig, program: AgentProgram) -> tuple[Path, tuple[Path, ...]]:
@@ -113,8 +113,8 @@ def _made(config: SandboxConfig, program: AgentProgram) -> tuple[Path, tuple[Pat
             make[program.kind](program, temporary, key)
             open_to_all(temporary, always=True)
 
-    result = used(made_once(folder, made, private=True, within_s=2 * INSTALL_S))
-    return result, (result,)
+    root = used(made_once(folder, made, private=True, within_s=2 * INSTALL_S))
+    return root, (root,)
 
 
 def _content(config: SandboxConfig, program: AgentProgram) -> str:
@@ -193,7 +193,7 @@ def checked_lock(path: Path, text: str) -> dict[str, Any]:
         lock: dict[str, Any] = json.loads(text)
         packages: dict[str, dict[str, Any]] = lock["packages"]
         root = packages[""]
-        without = sorted(place for place, each in packages.items() if place and not each.get("integrity"))
+        without = sorted(location for location, each in packages.items() if location and not each.get("integrity"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentMissing(
             f"{path} is not a package-lock.json of npm 7 or newer ({type(error).__name__}: {error})", retryable=False
@@ -230,15 +230,15 @@ def _errors_of(output: str) -> str:
 
 
 def _npm(config: SandboxConfig) -> str:
-    found = shutil.which("npm")
-    if found and shutil.which("node"):
-        return found
+    npm = shutil.which("npm")
+    if npm and shutil.which("node"):
+        return npm
     node = environment(config, (NODE_PACKAGE,), Image(image(config, HOST).folder, system=True))
     return f"{node.bin_folders[0]}/npm"
 
 
 def _with_absolute_files(lock: dict[str, Any], folder: Path) -> dict[str, Any]:
-    packages = {place: dict(each) for place, each in lock["packages"].items()}
+    packages = {location: dict(each) for location, each in lock["packages"].items()}
     for each in packages.values():
         if str(each.get("resolved", "")).startswith("file:"):
             each["resolved"] = _absolute(each["resolved"], folder)

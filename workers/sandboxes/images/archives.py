@@ -37,15 +37,15 @@ def layer(config: SandboxConfig, archive: Archive) -> Path:
             unpack(fetch(archive, Path(downloads)), folder, archive.path)
         give(folder, config.user)
 
-    return used(made_once(_place(config, archive), make))
+    return used(made_once(_path_of(config, archive), make))
 
 
 def is_unpacked(config: SandboxConfig, archive: Archive) -> bool:
     """Return whether this node has the layer, so that nothing must be fetched."""
-    return _place(config, archive).is_dir()
+    return _path_of(config, archive).is_dir()
 
 
-def _place(config: SandboxConfig, archive: Archive) -> Path:
+def _path_of(config: SandboxConfig, archive: Archive) -> Path:
     name = digest(
         "archive", archive.name.lower(), archive.version, archive.sha256, archive.path, sandbox_user(config.user)
     )

@@ -205,36 +205,36 @@ def fingerprint(path: Path, digests: Path, *, follow: bool = False) -> str:
             return _known[stamp]
         memo = digests / stamp
         try:
-            result = memo.read_text()
+            content_digest = memo.read_text()
         except FileNotFoundError:
-            result = _read(path, follow)
+            content_digest = _read(path, follow)
             if _look(path, follow)[0] != stamp:
                 continue
             if abs(time.time() - newest) < _SETTLED_S:
-                return result
+                return content_digest
             memo.parent.mkdir(parents=True, exist_ok=True)
-            write(memo, result)
-        _known[stamp] = result
-        return result
+            write(memo, content_digest)
+        _known[stamp] = content_digest
+        return content_digest
     raise OSError(f"{path} is being written: it changed while it was read")
 
 
 def _look(path: Path, follow: bool) -> tuple[str, float]:
     """Return a digest of all metadata, without the contents, and the time of the last change, in s since 1970."""
     seen, newest = [], 0.0
-    for relative, _, result in _tree(str(path), follow):
-        size = 0 if stat.S_ISDIR(result.st_mode) else result.st_size
-        seen.append((relative, result.st_mode, size, result.st_mtime_ns, result.st_ino))
-        newest = max(newest, result.st_mtime, result.st_ctime)
+    for relative, _, status in _tree(str(path), follow):
+        size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+        seen.append((relative, status.st_mode, size, status.st_mtime_ns, status.st_ino))
+        newest = max(newest, status.st_mtime, status.st_ctime)
     return digest("look", str(path.absolute()), follow, seen), newest
 
 
 def _tree(path: str, follow: bool) -> Iterator[tuple[str, str, os.stat_result]]:
     """Yield a path and everything below it in a fixed order: relative name, path and `stat` result."""
-    result = Path(path).stat()
-    yield "", path, result
-    if stat.S_ISDIR(result.st_mode):
-        yield from _below(path, "", follow, frozenset({(result.st_dev, result.st_ino)}))
+    status = Path(path).stat()
+    yield "", path, status
+    if stat.S_ISDIR(status.st_mode):
+        yield from _below(path, "", follow, frozenset({(status.st_dev, status.st_ino)}))
 
 
 def _below(
@@ -244,11 +244,11 @@ def _below(
         for entry in sorted(entries, key=lambda entry: entry.name):
             name = f"{relative}/{entry.name}"
             leads_on = follow and Path(entry.path).exists()
-            result = entry.stat(follow_symlinks=leads_on)
-            yield name, entry.path, result
-            place = (result.st_dev, result.st_ino)
-            if stat.S_ISDIR(result.st_mode) and place not in above:
-                yield from _below(entry.path, name, follow, above | {place})
+            status = entry.stat(follow_symlinks=leads_on)
+            yield name, entry.path, status
+            file_id = (status.st_dev, status.st_ino)
+            if stat.S_ISDIR(status.st_mode) and file_id not in above:
+                yield from _below(entry.path, name, follow, above | {file_id})
 
 
 def _read(path: Path, follow: bool) -> str:
@@ -256,13 +256,13 @@ def _read(path: Path, follow: bool) -> str:
     if path.is_file():
         return _digest_of(path)
     parts: list[tuple[str, int, str]] = []
-    for relative, each, result in _tree(str(path), follow):
+    for relative, each, status in _tree(str(path), follow):
         content = ""
-        if stat.S_ISLNK(result.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             content = str(Path(each).readlink())
-        elif stat.S_ISREG(result.st_mode):
+        elif stat.S_ISREG(status.st_mode):
             content = _digest_of(Path(each))
-        parts.append((relative, result.st_mode, content))
+        parts.append((relative, status.st_mode, content))
     return digest("tree", parts)
 
 

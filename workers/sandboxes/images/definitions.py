@@ -147,15 +147,15 @@ def parse(text: str, path: Path) -> Definition:
     return definition
 
 
-def _begin(found: Definition, header: Mapping[str, tuple[int, str]], path: Path) -> None:
+def _begin(definition: Definition, header: Mapping[str, tuple[int, str]], path: Path) -> None:
     kind = header.get("bootstrap", (0, ""))[1].lower()
-    found.from_registry |= kind in OF_REGISTRIES
+    definition.from_registry |= kind in OF_REGISTRIES
     if kind in OF_FILES and "from" in header:
         number, value = header["from"]
         source, tag = split_tag(path.parent / _plain(value, path))
         if not source.exists():
             raise ImageError(f"image {path} begins with {source}, which does not exist")
-        found.begun.append(StageSource(number, source.absolute(), tag))
+        definition.begun.append(StageSource(number, source.absolute(), tag))
 
 
 def split_tag(path: Path) -> tuple[Path, str]:
@@ -171,12 +171,12 @@ def _copied(number: int, line: str, path: Path) -> CopiedFiles:
     written, target = words[0], words[1] if len(words) > 1 else ""
     if written.startswith("~"):
         raise ImageError(f"image {path}: {written} depends on who builds it: name an absolute path, or a relative one")
-    result = sorted(glob.glob(written, root_dir=path.parent))  # noqa: PTH207 - only this one takes a folder to start in
-    if not result:
+    names = sorted(glob.glob(written, root_dir=path.parent))  # noqa: PTH207 - only this one takes a folder to start in
+    if not names:
         raise ImageError(f"image {path} copies {written}, which is not in {path.parent}")
-    for name in result:
+    for name in names:
         _plain(name, path)
-    pairs = tuple(((path.parent / name).absolute(), target or name) for name in result)
+    pairs = tuple(((path.parent / name).absolute(), target or name) for name in names)
     return CopiedFiles(number, pairs, contents=written == "." or written.endswith("/."))
 
 

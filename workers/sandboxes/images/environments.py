@@ -67,7 +67,7 @@ def environment(
             )
         return PythonEnvironment()
     requested_at = time.time()
-    path = _place(config, packages, base, version, without_dependencies)
+    path = _path_of(config, packages, base, version, without_dependencies)
 
     def make(folder: Path) -> None:
         with failing_alike(folder, requested_at):
@@ -86,10 +86,12 @@ def environment(
 def is_made(config: SandboxConfig, packages: Sequence[str], *, without_dependencies: bool = False) -> bool:
     """Return whether this node has the environment of the farm's own Python, so that nothing must be fetched."""
     _, base, version = interpreter_for("")
-    return is_complete(_place(config, packages, base, version, without_dependencies))
+    return is_complete(_path_of(config, packages, base, version, without_dependencies))
 
 
-def _place(config: SandboxConfig, packages: Sequence[str], base: str, version: str, without_dependencies: bool) -> Path:
+def _path_of(
+    config: SandboxConfig, packages: Sequence[str], base: str, version: str, without_dependencies: bool
+) -> Path:
     contents = sorted(_content(package, config.digests_folder) for package in packages)
     name = digest("environment", contents, version, base, *(["alone"] if without_dependencies else []))
     return config.environments_folder / name
@@ -105,11 +107,11 @@ def agent_environment(
     """
     if not packages and not always:
         return PythonEnvironment()
-    result = environment(config, packages, image, python=python)
-    if not result.binds:
-        return result
+    base = environment(config, packages, image, python=python)
+    if not base.binds:
+        return base
     # also bound at its original path, which its scripts name as their interpreter
-    return PythonEnvironment(((result.binds[0][0], AGENT_FOLDER), *result.binds), (), result.roots)
+    return PythonEnvironment(((base.binds[0][0], AGENT_FOLDER), *base.binds), (), base.roots)
 
 
 def _content(package: str, digests: Path) -> str:
@@ -170,8 +172,8 @@ def interpreter_for(oldest: str) -> tuple[str, str, str]:
     wanted = tuple(map(int, oldest.split("."))) if oldest else (0, 0)
     if sys.version_info[:2] >= wanted:
         return getattr(sys, "_base_executable", sys.executable), sys.base_prefix, sys.version
-    for found in _installed(wanted[1]):
-        if known := _probed(found):
+    for interpreter in _installed(wanted[1]):
+        if known := _probed(interpreter):
             return known
     return _of_uv(oldest)
 
@@ -180,8 +182,8 @@ def _installed(minor: int) -> Iterator[str]:
     """Yield the commands of candidate Pythons, the oldest version first."""
     siblings = Path(sys.base_prefix).parent
     for each in range(minor, minor + _NEWER):
-        if found := shutil.which(f"python3.{each}"):
-            yield found
+        if interpreter := shutil.which(f"python3.{each}"):
+            yield interpreter
         if siblings != Path("/"):
             yield from map(str, sorted(siblings.glob(f"*/bin/python3.{each}")))
 
@@ -204,15 +206,15 @@ def _of_uv(oldest: str) -> tuple[str, str, str]:
     if uv is None:
         raise _missing(oldest, "")
     words = [uv, "python", "find", "--managed-python", "--no-project", oldest]
-    found = _run(words)
-    if found.returncode:
+    search = _run(words)
+    if search.returncode:
         installing = _run([uv, "python", "install", oldest])
         if installing.returncode:
             raise _missing(oldest, f"; uv could not install one: {_last_line(installing.stderr)}")
-        found = _run(words)
-    known = _probed(found.stdout.strip()) if found.returncode == 0 else None
+        search = _run(words)
+    known = _probed(search.stdout.strip()) if search.returncode == 0 else None
     if known is None:
-        raise _missing(oldest, f"; that of uv does not run: {_last_line(found.stderr)}")
+        raise _missing(oldest, f"; that of uv does not run: {_last_line(search.stderr)}")
     return known
 
 

@@ -78,11 +78,11 @@ def image(
         return Image(source.path)
     if fallback and isinstance(source, RegistrySource):
         return _pulled_or_built(config, source, fallback, retry=retry, relock=relock, start=start)
-    result = _of_entry(cached(config, source, retry=retry, relock=relock))
+    cached_image = _of_entry(cached(config, source, retry=retry, relock=relock))
     if retry and isinstance(source, RegistrySource):
         # it is available: all choices of a fallback for it are void
         remove(_choices_of(config, source.reference))
-    return result
+    return cached_image
 
 
 def _pulled_or_built(
@@ -108,8 +108,8 @@ def _pulled_or_built(
         return _noted(built, choose_fallback(config, name, fallback, built.key(config), failed).reason)
 
 
-def _noted(result: Image, note: str) -> Image:
-    return replace(result, config=replace(result.config, notes=(note, *result.config.notes)))
+def _noted(built: Image, note: str) -> Image:
+    return replace(built, config=replace(built.config, notes=(note, *built.config.notes)))
 
 
 def _of_entry(root: Path) -> Image:
@@ -158,20 +158,20 @@ class BuiltInstead:
 def built_instead(config: SandboxConfig, name: str, fallback: str) -> BuiltInstead | None:
     """Return the valid choice in this home; None if there is none. Raises ImageError for an unreadable context."""
     with suppress(OSError, ValueError, TypeError):
-        result = BuiltInstead(**json.loads(_choice_file(config, name, fallback).read_text()))
-        return result if stands(config.images_folder / result.key) else None
+        choice = BuiltInstead(**json.loads(_choice_file(config, name, fallback).read_text()))
+        return choice if stands(config.images_folder / choice.key) else None
     return None
 
 
 def choose_fallback(config: SandboxConfig, name: str, fallback: str, key: str, error: ImageError) -> BuiltInstead:
     """Record and log that `fallback`, whose content is `key`, replaces `name`. Raises OSError."""
     why = (error.lines or [error.message])[-1]
-    result = BuiltInstead(key, f"{name} could not be pulled ({why[:_REASON_CHARS]}): its Dockerfile was built instead")
+    choice = BuiltInstead(key, f"{name} could not be pulled ({why[:_REASON_CHARS]}): its Dockerfile was built instead")
     note = _choice_file(config, name, fallback)
     note.parent.mkdir(parents=True, exist_ok=True)
-    write(note, json.dumps(asdict(result)))
-    log.warning("%s", result.reason)
-    return result
+    write(note, json.dumps(asdict(choice)))
+    log.warning("%s", choice.reason)
+    return choice
 
 
 def _choice_file(config: SandboxConfig, name: str, fallback: str) -> Path:
@@ -208,9 +208,9 @@ def set_alias(config: SandboxConfig, name: str, reference: str) -> None:
 def remove_alias(config: SandboxConfig, name: str) -> bool:
     """Remove a name; return whether it existed."""
     table = aliases(config)
-    there = table.pop(plain_name(name), None) is not None
+    existed = table.pop(plain_name(name), None) is not None
     _write_aliases(config, table)
-    return there
+    return existed
 
 
 def alias_of(config: SandboxConfig, name: str) -> str | None:

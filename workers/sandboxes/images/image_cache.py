@@ -341,10 +341,10 @@ def size_of(folder: Path) -> int:
     total = 0
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            result = Path(parent, name).lstat()
-            if result.st_nlink == 1 or (result.st_dev, result.st_ino) not in counted:
-                counted.add((result.st_dev, result.st_ino))
-                total += result.st_blocks * 512
+            status = Path(parent, name).lstat()
+            if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in counted:
+                counted.add((status.st_dev, status.st_ino))
+                total += status.st_blocks * 512
     return total
 
 
@@ -354,14 +354,14 @@ def has_bash(root: Path) -> bool:
 
 
 def _inside(root: Path, path: Path, n_links: int = 0) -> bool:
-    result = root
+    current = root
     parts = list(path.parts)
     while parts:
         part = parts.pop(0)
-        result = result.parent if part == ".." and result != root else result / part if part != ".." else root
-        if result.is_symlink():
-            target = result.readlink()
-            base = Path() if target.is_absolute() else result.parent.relative_to(root)
+        current = current.parent if part == ".." and current != root else current / part if part != ".." else root
+        if current.is_symlink():
+            target = current.readlink()
+            base = Path() if target.is_absolute() else current.parent.relative_to(root)
             rest = Path(*target.parts[1:]) if target.is_absolute() else target
             return n_links < _MAX_LINKS and _inside(root, Path(base, rest, *parts), n_links + 1)
-    return result.is_file()
+    return current.is_file()

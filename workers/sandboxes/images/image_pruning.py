@@ -52,7 +52,7 @@ class PrunedImage:
 
 def prune(config: SandboxConfig, wanted: Iterable[CachedImage]) -> list[PrunedImage]:
     """Remove these images, and the remains of killed builds. Blocks."""
-    result = []
+    pruned = []
     needed: set[Path] = set()
     for each in examined(config, wanted):
         kept = each.kept or (PART if each.entry.folder in needed else "")
@@ -60,9 +60,9 @@ def prune(config: SandboxConfig, wanted: Iterable[CachedImage]) -> list[PrunedIm
         kept = kept or _remove(config, each.entry)
         # it has just been taken into use
         needed |= shared if kept else set()
-        result.append(PrunedImage(each.entry, kept))
+        pruned.append(PrunedImage(each.entry, kept))
     _remove_leftovers(config)
-    return result
+    return pruned
 
 
 def examined(config: SandboxConfig, wanted: Iterable[CachedImage]) -> list[PrunedImage]:
@@ -104,9 +104,9 @@ def prune_by_itself(config: SandboxConfig, keep_s: float, n_bytes: int) -> list[
 
 def beyond(config: SandboxConfig, n_bytes: int) -> list[CachedImage]:
     """Return the least recently used entries to remove so that the rest fits in `n_bytes`."""
-    result = sorted(everything(config), key=lambda entry: entry.last_used_at, reverse=True)
+    newest_first = sorted(everything(config), key=lambda entry: entry.last_used_at, reverse=True)
     excess = []
-    for entry in result:
+    for entry in newest_first:
         n_bytes -= entry.card.n_bytes
         if n_bytes < 0:
             excess.append(entry)

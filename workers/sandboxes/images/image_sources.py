@@ -91,7 +91,7 @@ def _content(path: Path, digests: Path, *, follow: bool = False) -> str:
 def _build(
     config: SandboxConfig,
     words: Sequence[str],
-    place: Path,
+    work_folder: Path,
     source: ImageSource,
     folder: Path,
     *,
@@ -99,8 +99,8 @@ def _build(
     blobs: Path | None = None,
 ) -> None:
     what = f"image {source.reference}"
-    root = build(config, words, place, what, definition=definition, blobs=blobs)
-    write_variables(config, root, place, folder)
+    root = build(config, words, work_folder, what, definition=definition, blobs=blobs)
+    write_variables(config, root, work_folder, folder)
     move_tree(root, folder / ROOT)
 
 
@@ -159,13 +159,13 @@ class RuntimeFileSource(_PathSource):
         return digest("file", _FORMAT, _content(self.path, self.config.digests_folder), owner(self.config.user))
 
     def make(self, folder: Path) -> None:
-        with workplace(self.config) as place:
-            source = lend(self.path, place, "image.sif", self.config.user)
+        with workplace(self.config) as work_folder:
+            source = lend(self.path, work_folder, "image.sif", self.config.user)
             if not _is_sif(source):
                 # the builder would interpret it as a definition
                 raise ImageError(f"image {self.path} is not a SIF file or is broken")
-            _build(self.config, [str(source)], place, self, folder)
-            restore_special_modes(self.config, source, folder / ROOT, place)
+            _build(self.config, [str(source)], work_folder, self, folder)
+            restore_special_modes(self.config, source, folder / ROOT, work_folder)
             if settings := oci_settings(source):
                 _write_config(lambda: b'{"config": %s}' % settings, self, folder)
 
@@ -195,41 +195,45 @@ class ArchiveSource(_Source):
     def make(self, folder: Path) -> None:
         kind, complete = self._look()
         try:
-            with workplace(self.config) as place:
-                _build(self.config, [self._source(kind, complete, place)], place, self, folder)
+            with workplace(self.config) as work_folder:
+                _build(self.config, [self._source(kind, complete, work_folder)], work_folder, self, folder)
         except LinkInTheWay as error:
-            with workplace(self.config) as place:
-                _build(self.config, [self._cleared(kind, place, error)], place, self, folder)
+            with workplace(self.config) as work_folder:
+                _build(self.config, [self._cleared(kind, work_folder, error)], work_folder, self, folder)
         with tarfile.open(self.path) as archive:
             find = config_in_layout if kind == "oci-archive" else config_in_docker_archive
             _write_config(partial(find, member_reader(archive), self.tag), self, folder)
 
-    def _source(self, kind: str, complete: bool, place: Path) -> str:
+    def _source(self, kind: str, complete: bool, work_folder: Path) -> str:
         """Return the name of the image for the runtime, which does not support tags of archives."""
         if complete and not self.tag:
-            return f"{kind}:{self._lent(place)}"
+            return f"{kind}:{self._lent(work_folder)}"
         try:
-            return choose(self._layout(kind, place), self.tag)
+            return choose(self._layout(kind, work_folder), self.tag)
         except (OSError, ValueError, KeyError) as failure:
             raise ImageError(f"image {self.reference} is not in its archive: {failure}") from failure
 
-    def _cleared(self, kind: str, place: Path, error: LinkInTheWay) -> str:
+    def _cleared(self, kind: str, work_folder: Path, error: LinkInTheWay) -> str:
         """Return the name of a layout of the image without the links that obstruct the runtime."""
         try:
-            return clear(self._layout(kind, place), self.tag)
+            return clear(self._layout(kind, work_folder), self.tag)
         except (OSError, ValueError, KeyError) as failure:
             raise ImageError(f"{error.message}; also without its links: {failure!r}", error.lines) from failure
 
-    def _layout(self, kind: str, place: Path) -> Path:
-        return self._unpacked(place) if kind == "oci-archive" else layout_of_docker_archive(self.path, place / "oci")
+    def _layout(self, kind: str, work_folder: Path) -> Path:
+        return (
+            self._unpacked(work_folder)
+            if kind == "oci-archive"
+            else layout_of_docker_archive(self.path, work_folder / "oci")
+        )
 
-    def _lent(self, place: Path) -> Path:
+    def _lent(self, work_folder: Path) -> Path:
         """Return a path by which the builder can read the archive; decompressed, because it cannot read all formats."""
         if self.path.suffix not in PACKED:
-            return lend(self.path, place, "image.tar", self.config.user)
-        with gzip.open(self.path) as packed, (place / "image.tar").open("wb") as archive:
+            return lend(self.path, work_folder, "image.tar", self.config.user)
+        with gzip.open(self.path) as packed, (work_folder / "image.tar").open("wb") as archive:
             shutil.copyfileobj(packed, archive)
-        return place / "image.tar"
+        return work_folder / "image.tar"
 
     def _look(self) -> tuple[str, bool]:
         """Return its kind, and whether the runtime can read it: it needs an OCI archive that lists all folders."""
@@ -238,14 +242,14 @@ class ArchiveSource(_Source):
                 members = {member.name.removeprefix("./").rstrip("/"): member.isdir() for member in archive}
         except BROKEN as error:
             raise ImageError(f"image {self.reference} is not a tar file or is broken: {first_line(error)}") from error
-        result = next((kind for kind, name in zip(ARCHIVES, _MARKER_FILES, strict=True) if name in members), "")
-        if not (self.kind or result):
+        detected = next((kind for kind, name in zip(ARCHIVES, _MARKER_FILES, strict=True) if name in members), "")
+        if not (self.kind or detected):
             raise ImageError(f"image {self.reference} is neither an archive of `docker save` nor an OCI archive")
-        kind = self.kind or result
+        kind = self.kind or detected
         return kind, kind != "oci-archive" or members.get("blobs/sha256", False)
 
-    def _unpacked(self, place: Path) -> Path:
-        folder = place / "oci"
+    def _unpacked(self, work_folder: Path) -> Path:
+        folder = work_folder / "oci"
         folder.mkdir()
         try:
             extract(self.path, folder)
@@ -265,8 +269,8 @@ class RegistrySource(_Source):
 
     def make(self, folder: Path) -> None:
         try:
-            with workplace(self.config) as place:
-                self._make(place, folder)
+            with workplace(self.config) as work_folder:
+                self._make(work_folder, folder)
         except ImageError as error:
             name = self.reference.removeprefix("docker://")
             advice = (
@@ -275,15 +279,15 @@ class RegistrySource(_Source):
             )
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
-    def _make(self, place: Path, folder: Path) -> None:
+    def _make(self, work_folder: Path, folder: Path) -> None:
         """Build the image in a work folder, again without its links if they obstruct the runtime."""
-        with shared_blobs(self.config, place) as blobs:
+        with shared_blobs(self.config, work_folder) as blobs:
             layout = blobs / LAYOUT
             try:
-                _build(self.config, [self.reference], place, self, folder, blobs=blobs)
+                _build(self.config, [self.reference], work_folder, self, folder, blobs=blobs)
             except LinkInTheWay:
-                remove(place / "root")
-                _build(self.config, [clear(layout)], place, self, folder)
+                remove(work_folder / "root")
+                _build(self.config, [clear(layout)], work_folder, self, folder)
             # other kinds of registries have no such layout
             if (layout / "index.json").is_file():
                 _write_config(partial(config_in_layout, file_reader(layout)), self, folder)
@@ -309,15 +313,15 @@ class DefinitionSource(_Source):
     def make(self, folder: Path) -> None:
         definition = definitions.read(self.path, self.values)
         with (
-            workplace(self.config) as place,
-            shared_blobs(self.config, place) if definition.from_registry else nullcontext() as blobs,
+            workplace(self.config) as work_folder,
+            shared_blobs(self.config, work_folder) if definition.from_registry else nullcontext() as blobs,
         ):
-            written = place / "definition"
-            written.write_text(self._lent(definition, place))
-            _build(self.config, [str(written)], place, self, folder, definition=True, blobs=blobs)
+            written = work_folder / "definition"
+            written.write_text(self._lent(definition, work_folder))
+            _build(self.config, [str(written)], work_folder, self, folder, definition=True, blobs=blobs)
 
-    def _lent(self, definition: Definition, place: Path) -> str:
-        return definition.lent(lambda path, name, owned: lend(path, place, name, self.config.user, owned=owned))
+    def _lent(self, definition: Definition, work_folder: Path) -> str:
+        return definition.lent(lambda path, name, owned: lend(path, work_folder, name, self.config.user, owned=owned))
 
 
 _HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")

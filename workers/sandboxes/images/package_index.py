@@ -26,11 +26,11 @@ def fetch(archive: Archive, folder: Path) -> Path:
     what = f"archive {archive.name} {archive.version}"
     try:
         with _index() as index:
-            result = _source(index, archive)
-            if result is None:
+            package = _source(index, archive)
+            if package is None:
                 raise SandboxError(f"{what}: the package index has no source archive with sha256 {archive.sha256}")
-            path = folder / result.filename
-            index.download_package(result, path, verify=False, timeout=FETCH_S)
+            path = folder / package.filename
+            index.download_package(package, path, verify=False, timeout=FETCH_S)
     except (requests.RequestException, NoSuchProjectError, UnsupportedContentTypeError) as error:
         raise SandboxError(f"{what} could not be fetched: {error}") from error
     if hashlib.sha256(path.read_bytes()).hexdigest() != archive.sha256:

@@ -75,9 +75,10 @@ def version(config: SandboxConfig) -> str:
 
 
 def wrapper(config: SandboxConfig, tool: str = "") -> Path:
-    """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. Raises SandboxError.
+    """Return a command that runs the runtime as the sandbox user. Raises SandboxError.
 
-    With `tool`, it runs that program, which is next to the runtime or on the node's PATH.
+    Its folder is WORK_FOLDER, or `own_folder()`. With `tool`, it runs that program, which is next to the runtime or on
+    the node's PATH.
     """
     path = program(config)
     if path is None:
@@ -89,7 +90,7 @@ def wrapper(config: SandboxConfig, tool: str = "") -> Path:
             raise SandboxError(f"no {tool} on this node: install squashfs-tools")
         path = Path(own)
     text = _wrapper(config, path)
-    folder = made_once(config.cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
+    folder = made_once(config.cache / "runtime" / digest(text), lambda temporary: _write_wrapper(temporary, text))
     return folder / "singularity"
 
 
@@ -103,7 +104,7 @@ def own_folder(config: SandboxConfig) -> Path:
     return own
 
 
-def _wrapper(config: SandboxConfig, found: Path) -> str:
+def _wrapper(config: SandboxConfig, runtime: Path) -> str:
     """Return a script that runs it as the sandbox user, after opening the closed folder to that user if necessary.
 
     The host's root must not unpack images.
@@ -112,7 +113,7 @@ def _wrapper(config: SandboxConfig, found: Path) -> str:
     confined = shlex.join([sys.executable, "-I", "-S", "-c", _CONFINED, _PROJECT])
     user = shlex.join(map(str, sandbox_user(config.user) or ("", "")))
     text = Path(__file__).with_name("runtime_wrapper.sh").read_text()
-    values = {"OWN": own, "EXPOSURE": exposed, "CONFINED": confined, "USER": user, "PROGRAM": shlex.quote(str(found))}
+    values = {"OWN": own, "EXPOSURE": exposed, "CONFINED": confined, "USER": user, "PROGRAM": shlex.quote(str(runtime))}
     return re.sub("@([A-Z]+)@", lambda field: values[field[1]], text)
 
 

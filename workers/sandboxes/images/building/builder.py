@@ -31,7 +31,7 @@ N_LINES = 8
 
 _LINE_CHARS = 300
 _LOG_BYTES = 64_000
-_PLACE = "build-"
+_PREFIX = "build-"
 _END_S = 5.0
 _PASSED_ON = re.compile(
     r"(https?|ftp|no|all)_proxy|SSL_CERT_(FILE|DIR)|(APPTAINER|SINGULARITY)_DOCKER_\w+", re.IGNORECASE
@@ -60,31 +60,31 @@ def workplace(config: SandboxConfig) -> Iterator[Path]:
     """Yield a work folder of the sandbox user on local disk; remove it at the end, with those of killed builders."""
     with _locked(own_folder(config)):
         abandoned = _abandoned(config)
-        place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=own_folder(config)))
-        held = _opened(place)
+        work_folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=own_folder(config)))
+        held = _opened(work_folder)
         fcntl.flock(held, fcntl.LOCK_EX)
     try:
         for left, descriptor in abandoned.items():
             remove(left)
             os.close(descriptor)
-        give(place, config.user)
-        yield place
+        give(work_folder, config.user)
+        yield work_folder
     finally:
-        remove(place)
+        remove(work_folder)
         os.close(held)
 
 
 def _abandoned(config: SandboxConfig) -> dict[Path, int]:
-    result = {}
-    for place in own_folder(config).glob(f"{_PLACE}*"):
+    abandoned = {}
+    for work_folder in own_folder(config).glob(f"{_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
-            descriptor = _opened(place)
+            descriptor = _opened(work_folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                result[place] = descriptor
+                abandoned[work_folder] = descriptor
             except BlockingIOError:
                 os.close(descriptor)
-    return result
+    return abandoned
 
 
 @contextmanager
@@ -101,14 +101,14 @@ def _opened(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def lend(path: Path, place: Path, name: str, user: str, *, owned: bool = False) -> Path:
-    """Return a path by which the sandbox user can read a file or folder: a link at `place/name`, or a copy.
+def lend(path: Path, work_folder: Path, name: str, user: str, *, owned: bool = False) -> Path:
+    """Return a path by which the sandbox user can read a file or folder: a link at `work_folder/name`, or a copy.
 
     Raises OSError if it cannot be read or copied. Blocks.
 
     With `owned`, it must also belong to that user; a copy does as soon as an image is built from it.
     """
-    lent = place / name
+    lent = work_folder / name
     lent.parent.mkdir(exist_ok=True)
     real = path.resolve(strict=True)
     if _can_go(real, user) and not (owned and real.stat().st_uid != owner(user)):
@@ -169,7 +169,7 @@ class LinkInTheWay(ImageError):
 def build(
     config: SandboxConfig,
     words: Sequence[str],
-    place: Path,
+    work_folder: Path,
     what: str,
     *,
     definition: bool = False,
@@ -180,26 +180,28 @@ def build(
     `blobs` is a folder of the work folder for the blobs of a registry; see `shared_blobs`.
     """
     for name in _OWN if definition else ():
-        Path(place, name).mkdir(mode=0o777)
-        Path(place, name).chmod(0o1777)
-    give(place, config.user)
+        Path(work_folder, name).mkdir(mode=0o777)
+        Path(work_folder, name).chmod(0o1777)
+    give(work_folder, config.user)
     options = ["--sandbox", *([] if blobs else ["--disable-cache"])]
     if definition and "apptainer" in str(program(config)):
         # the node's folders are read-only
-        options += [word for name, target in _OWN.items() for word in ("--bind", f"{place / name}:{target}")]
+        options += [word for name, target in _OWN.items() for word in ("--bind", f"{work_folder / name}:{target}")]
         # a sandbox could neither change nor delete files of other users
         options.append("--ignore-subuid")
-    lines = _run(config, [*options, str(place / "root"), *words], place, what, blobs)
+    lines = _run(config, [*options, str(work_folder / "root"), *words], work_folder, what, blobs)
     if lines and any(_FAKEROOT_BROKE in line for line in lines):
         # the node's fakeroot does not work in every image; without it, only changes of owner fail
-        remove(place / "root")
-        lines = _run(config, [*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what, blobs)
+        remove(work_folder / "root")
+        lines = _run(
+            config, [*options, "--ignore-fakeroot-command", str(work_folder / "root"), *words], work_folder, what, blobs
+        )
     if lines is not None:
         last = lines[-N_LINES:]
         kind = LinkInTheWay if any(map(_WROTE_THROUGH_LINK.search, last)) else ImageError
         raise kind(f"{what} could not be built", [_short(line) for line in last], retryable=is_passing(last))
-    _open_to_owner(place / "root")
-    return place / "root"
+    _open_to_owner(work_folder / "root")
+    return work_folder / "root"
 
 
 def _open_to_owner(root: Path) -> None:
@@ -222,14 +224,14 @@ def is_passing(lines: Sequence[str]) -> bool:
 
 
 def _run(
-    config: SandboxConfig, words: Sequence[str], place: Path, what: str, blobs: Path | None = None
+    config: SandboxConfig, words: Sequence[str], work_folder: Path, what: str, blobs: Path | None = None
 ) -> list[str] | None:
     """Run a build to its end. Return None if it worked, else its last lines. ImageError if it takes too long."""
-    log = place / "log"
+    log = work_folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*runtime_words(config, "build", "--nocolor"), *words],
-            env=environment(config, place) | ({"BLOBS": str(blobs)} if blobs else {}),
+            env=environment(config, work_folder) | ({"BLOBS": str(blobs)} if blobs else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -244,7 +246,7 @@ def _run(
             raise ImageError(late, [_short(line) for line in last_lines(log)[-N_LINES:]], retryable=True) from None
         raise
     # its exit code counts, but only if the folder exists
-    if code == 0 and (place / "root").is_dir():
+    if code == 0 and (work_folder / "root").is_dir():
         return None
     return last_lines(log) or [f"the builder ended with code {code} and printed nothing"]
 
@@ -255,14 +257,14 @@ def runtime_words(config: SandboxConfig, action: str, *options: str) -> list[str
     return [str(wrapper(config)), *(word for word in words[1:] if word != "--quiet")]
 
 
-def environment(config: SandboxConfig, place: Path) -> dict[str, str]:
+def environment(config: SandboxConfig, work_folder: Path) -> dict[str, str]:
     """Return the builder's variables: only proxies, certificates and the key to a registry."""
     passed = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
-    result = program(config)
-    if result is None:
+    runtime_path = program(config)
+    if runtime_path is None:
         raise SandboxError("the container runtime of this node is gone")
-    path = f"{os.environ.get('PATH', os.defpath)}:{result.parent}"
-    return passed | {"PATH": path, "LANG": "C.UTF-8", "PLACE": str(place)}
+    path = f"{os.environ.get('PATH', os.defpath)}:{runtime_path.parent}"
+    return passed | {"PATH": path, "LANG": "C.UTF-8", "WORK_FOLDER": str(work_folder)}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,8 +4,8 @@ The runtime follows links of the image that it builds: if /etc/resolv.conf of an
 the runtime overwrites that file. So all mounts are read-only for it except its work folder. The folder of the blobs
 that builds share is writable under a random name, so no link of an image can point to it.
 
-`python -I -S -c SOURCE PROJECT PLACE SHARED UID GID PREFIX CLOSED PROGRAM WORDS...`, with standard library only. UID
-and GID are of the user that it becomes, or empty. PREFIX is the runtime's folder and CLOSED the uppermost of its
+`python -I -S -c SOURCE PROJECT WORK_FOLDER SHARED UID GID PREFIX CLOSED PROGRAM WORDS...`, with standard library only.
+UID and GID are of the user that it becomes, or empty. PREFIX is the runtime's folder and CLOSED the uppermost of its
 parents that this user cannot enter, or both are empty. It exits with the process's exit code, and ends with its own
 parent.
 """
@@ -23,15 +23,15 @@ CACHES = ("APPTAINER_CACHEDIR", "SINGULARITY_CACHEDIR")
 
 
 def main() -> None:
-    place, shared, uid, gid, prefix, closed, *command = sys.argv[2:]
-    os.chdir(place)
+    work_folder, shared, uid, gid, prefix, closed, *command = sys.argv[2:]
+    os.chdir(work_folder)
     if uid:
         # the host's root needs no user namespace here, and within one could not become another user
         linux.unshare(linux.NEWNS)
         linux.make_mounts_private()
         if closed:
-            _expose(prefix, closed, f"{place}/prefix")
-        _confine(place, shared)
+            _expose(prefix, closed, f"{work_folder}/prefix")
+        _confine(work_folder, shared)
         linux.set_ids(int(uid), int(gid))
         linux.become_user_of_a_new_user_namespace(int(uid), int(gid))
         linux.unshare(linux.NEWNS | linux.NEWPID)
@@ -39,7 +39,7 @@ def main() -> None:
         linux.become_user_of_a_new_user_namespace(os.geteuid(), os.getegid())
         linux.unshare(linux.NEWNS | linux.NEWPID)
         linux.make_mounts_private()
-        _confine(place, shared)
+        _confine(work_folder, shared)
     linux.no_new_privileges()
     linux.die_with_parent(signal.SIGKILL)
     pid = os.fork()
@@ -59,14 +59,14 @@ def _expose(prefix: str, closed: str, kept: str) -> None:
     linux.mount(kept, prefix, flags=linux.MS_BIND)
 
 
-def _confine(place: str, shared: str) -> None:
-    writable = ["/proc", place]
-    linux.mount(place, place, flags=linux.MS_BIND)
-    if shared != place:
-        writable.append(f"{place}/blobs-{secrets.token_hex(16)}")
+def _confine(work_folder: str, shared: str) -> None:
+    writable = ["/proc", work_folder]
+    linux.mount(work_folder, work_folder, flags=linux.MS_BIND)
+    if shared != work_folder:
+        writable.append(f"{work_folder}/blobs-{secrets.token_hex(16)}")
         os.mkdir(writable[-1], 0o700)  # noqa: PTH102
         linux.mount(shared, writable[-1], flags=linux.MS_BIND)
         os.environ |= dict.fromkeys(CACHES, writable[-1])
     linux.leave_writable(writable)
     # until now, the working directory is the one below the mount
-    os.chdir(place)
+    os.chdir(work_folder)

@@ -155,14 +155,14 @@ def choose(layout: Path, tag: str) -> str:
 
 def _chosen(index: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
     """Return the descriptor of a tag's image; without a tag, that of this machine's platform, or the first."""
-    found: Sequence[Mapping[str, Any]] = index["manifests"]
-    names = [str(each.get("annotations", {}).get(_NAME, "")) for each in found]
+    manifests: Sequence[Mapping[str, Any]] = index["manifests"]
+    names = [str(each.get("annotations", {}).get(_NAME, "")) for each in manifests]
     machine = _MACHINES.get(platform.machine(), platform.machine())
-    own = [each for each in found if each.get("platform", {}).get("architecture") == machine]
-    if not tag and found:
-        return (own or found)[0]
+    own = [each for each in manifests if each.get("platform", {}).get("architecture") == machine]
+    if not tag and manifests:
+        return (own or manifests)[0]
     wanted = tag.strip(":")
-    for name, each in zip(names, found, strict=True):
+    for name, each in zip(names, manifests, strict=True):
         if wanted in (name, name.rpartition(":")[2]):
             return each
     raise ValueError(f"it has no image {wanted!r}, but {', '.join(filter(None, names)) or 'none with a name'}")
@@ -190,12 +190,12 @@ def _write_index(layout: Path, manifests: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
-    found = layout / "blobs/sha256/new"
-    with content, found.open("wb") as file:
+    new = layout / "blobs/sha256/new"
+    with content, new.open("wb") as file:
         shutil.copyfileobj(content, file)
-    with found.open("rb") as file:
+    with new.open("rb") as file:
         name = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"mediaType": kind, "digest": f"sha256:{name}", "size": found.rename(found.with_name(name)).stat().st_size}
+    return {"mediaType": kind, "digest": f"sha256:{name}", "size": new.rename(new.with_name(name)).stat().st_size}
 
 
 def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
@@ -222,12 +222,12 @@ def _whiteouts() -> bytes:
 
 
 @contextmanager
-def shared_blobs(config: SandboxConfig, place: Path) -> Iterator[Path]:
+def shared_blobs(config: SandboxConfig, work_folder: Path) -> Iterator[Path]:
     """Yield a cache folder for one build in a work folder: it has all blobs of the node, and gives it the new ones.
 
     Its layout lists only the image of this build. A layout of several images does not say which name has which image.
     """
-    shared, folder = own_folder(config) / _BLOBS, place / "blobs"
+    shared, folder = own_folder(config) / _BLOBS, work_folder / "blobs"
     own = folder / _BLOBS
     for each in (shared, own):
         each.mkdir(parents=True, exist_ok=True)
@@ -287,34 +287,34 @@ class _OciImage(_OciModel):
 
 def parse_config(text: bytes | str) -> ImageConfig:
     """Return the settings in an OCI config, except variables, which the runtime reports. Raises ValueError."""
-    found = _OciImage.model_validate_json(text).config or _OciConfig()
+    settings = _OciImage.model_validate_json(text).config or _OciConfig()
     return ImageConfig(
-        workdir=posixpath.normpath(posixpath.join("/", found.working_dir)) if found.working_dir else "",
-        user=found.user or "",
-        shell=tuple(found.shell or ImageConfig().shell),
-        entrypoint=list(found.entrypoint) if found.entrypoint else None,
-        command=list(found.cmd) if found.cmd else None,
-        healthcheck=_check(found.healthcheck),
-        exposed=tuple(found.exposed_ports or ()),
-        volumes=tuple(found.volumes or ()),
-        labels=dict(found.labels or {}),
-        stop_signal=found.stop_signal or "",
-        onbuild=tuple(found.on_build or ()),
+        workdir=posixpath.normpath(posixpath.join("/", settings.working_dir)) if settings.working_dir else "",
+        user=settings.user or "",
+        shell=tuple(settings.shell or ImageConfig().shell),
+        entrypoint=list(settings.entrypoint) if settings.entrypoint else None,
+        command=list(settings.cmd) if settings.cmd else None,
+        healthcheck=_check(settings.healthcheck),
+        exposed=tuple(settings.exposed_ports or ()),
+        volumes=tuple(settings.volumes or ()),
+        labels=dict(settings.labels or {}),
+        stop_signal=settings.stop_signal or "",
+        onbuild=tuple(settings.on_build or ()),
     )
 
 
-def _check(found: _OciHealthcheck | None) -> Healthcheck | None:
-    kind, *words = (found and found.test) or ("NONE",)
-    if found is None or kind == "NONE" or not words:
+def _check(healthcheck: _OciHealthcheck | None) -> Healthcheck | None:
+    kind, *words = (healthcheck and healthcheck.test) or ("NONE",)
+    if healthcheck is None or kind == "NONE" or not words:
         return None
     default = Healthcheck("")
     return Healthcheck(
         words[0] if kind == "CMD-SHELL" else words,
-        found.interval / _NS or default.interval_s,
-        found.timeout / _NS or default.timeout_s,
-        found.start_period / _NS,
-        found.start_interval / _NS or default.start_interval_s,
-        found.retries or default.retries,
+        healthcheck.interval / _NS or default.interval_s,
+        healthcheck.timeout / _NS or default.timeout_s,
+        healthcheck.start_period / _NS,
+        healthcheck.start_interval / _NS or default.start_interval_s,
+        healthcheck.retries or default.retries,
     )
 
 
@@ -331,13 +331,13 @@ def read_config(folder: Path) -> ImageConfig:
         return ImageConfig()
 
 
-def write_variables(config: SandboxConfig, root: Path, place: Path, folder: Path) -> None:
+def write_variables(config: SandboxConfig, root: Path, work_folder: Path, folder: Path) -> None:
     """Write the variables of an image in its work folder to `folder`; none if its scripts fail. Blocks."""
     words = runtime_words(config, "exec", "-s")
     command = [*words, *_OPTIONS, str(root), "bash", "--norc", "--noprofile", "-c", _PRINT]
     try:
         done = subprocess.run(
-            command, env=environment(config, place), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S
+            command, env=environment(config, work_folder), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S
         )
         complaint = done.stderr.decode(errors="replace").strip()[-300:] if done.returncode else ""
     except subprocess.TimeoutExpired:

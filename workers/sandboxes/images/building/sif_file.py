@@ -33,7 +33,7 @@ _LINE = re.compile(r"([-d])(.{9}) +\S+ +\d+ +\S+ +\S+ +squashfs-root/(.*)")
 
 @dataclass(frozen=True, slots=True)
 class SifObject:
-    """One object: its data type, name, and place in the file; `form` is a partition's file system and purpose."""
+    """One object: its data type, name, offset and size; `form` is a partition's file system and purpose."""
 
     kind: int
     name: str
@@ -44,8 +44,8 @@ class SifObject:
 
 def system_offset(image: Path) -> int | None:
     """Return the offset of the image's file system; None if none can be listed, e.g. in an encrypted image."""
-    found = (each.offset for each in _objects(image) if (each.kind, each.form) == (_PARTITION, (_SQUASHFS, _SYSTEM)))
-    return next(found, None)
+    offsets = (each.offset for each in _objects(image) if (each.kind, each.form) == (_PARTITION, (_SQUASHFS, _SYSTEM)))
+    return next(offsets, None)
 
 
 def oci_settings(image: Path) -> bytes | None:
@@ -72,16 +72,16 @@ def _objects(image: Path) -> Iterator[SifObject]:
                 yield SifObject(kind, text, offset, size, (system, purpose))
 
 
-def restore_special_modes(config: SandboxConfig, image: Path, root: Path, place: Path) -> None:
+def restore_special_modes(config: SandboxConfig, image: Path, root: Path, work_folder: Path) -> None:
     """Give files of an unpacked image file the special bits that they have in it. Raises ImageError. Blocks.
 
-    `place` is a work folder of the sandbox user.
+    `work_folder` belongs to the sandbox user.
     """
     offset = system_offset(image)
     if offset is None:
         return
     words = [str(wrapper(config, "unsquashfs")), "-o", str(offset), "-lln", str(image)]
-    env = environment(config, place)
+    env = environment(config, work_folder)
     try:
         done = subprocess.run(words, env=env, capture_output=True, text=True, errors="surrogateescape", timeout=_LIST_S)
     except subprocess.TimeoutExpired:

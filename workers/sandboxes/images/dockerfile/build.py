@@ -110,33 +110,33 @@ class LayerSource:
         with ExitStack() as stack:
             for root in (*self.below.layers, *self.below.roots):
                 stack.enter_context(held(self.config, root))
-            place = self.start(self.below)
+            sandbox = self.start(self.below)
             try:
-                owner, mounted = self._work(place, stack)
-                place.finish(folder / ROOT, owner)
+                owner, mounted = self._work(sandbox, stack)
+                sandbox.finish(folder / ROOT, owner)
                 unmount(folder / ROOT, mounted, self.below.lower)
             except ToolError as error:
                 raise step.instruction.refused(str(error)) from error
             finally:
-                place.stop()
+                sandbox.stop()
 
-    def _work(self, place: BuildSandbox, stack: ExitStack) -> tuple[Owner | None, Sequence[str]]:
+    def _work(self, sandbox: BuildSandbox, stack: ExitStack) -> tuple[Owner | None, Sequence[str]]:
         """Execute the step. Return the owner of new files unless it is root, and the mounted paths.
 
         Programs run as their user, and copies set the owners of their files, so neither returns an owner.
         """
         work = self.step.work
         if isinstance(work, RunProgram):
-            account = self._named(place, account_of, work.user)
-            mounted = mount(place, work.mounts, self.step.instruction, lambda source: self._other(source, stack))
-            self._run(place, work, account)
+            account = self._named(sandbox, account_of, work.user)
+            mounted = mount(sandbox, work.mounts, self.step.instruction, lambda source: self._other(source, stack))
+            self._run(sandbox, work, account)
             return None, mounted
         if isinstance(work, MakeFolder):
-            whose = self._named(place, owner_of_files, work.user)
-            place.make_folder(work.path, 0o755)
+            whose = self._named(sandbox, owner_of_files, work.user)
+            sandbox.make_folder(work.path, 0o755)
             return whose if any(whose) else None, ()
-        owner = self._named(place, owner_of_files, work.chown) if work.chown else None
-        copy_into(self.config, place, work, self.step.instruction, lambda source: self._other(source, stack), owner)
+        owner = self._named(sandbox, owner_of_files, work.chown) if work.chown else None
+        copy_into(self.config, sandbox, work, self.step.instruction, lambda source: self._other(source, stack), owner)
         return None, ()
 
     def _other(self, source: FromStage, stack: ExitStack) -> BuildSandbox:
@@ -145,15 +145,15 @@ class LayerSource:
         stack.callback(other.stop)
         return other
 
-    def _named(self, place: BuildSandbox, found: Callable[[BuildSandbox, str], T], user: str) -> T:
+    def _named(self, sandbox: BuildSandbox, look_up: Callable[[BuildSandbox, str], T], user: str) -> T:
         try:
-            return found(place, user)
+            return look_up(sandbox, user)
         except ValueError as error:
             raise self.step.instruction.refused(str(error)) from None
 
-    def _run(self, place: BuildSandbox, work: RunProgram, account: Account) -> None:
+    def _run(self, sandbox: BuildSandbox, work: RunProgram, account: Account) -> None:
         env = {"HOME": account.home, **self.config.build_env, **work.env}
-        result = place.run(
+        done = sandbox.run(
             work.argv,
             env=env,
             cwd=work.workdir,
@@ -161,13 +161,13 @@ class LayerSource:
             stdin=work.stdin.encode(),
             timeout_s=BUILD_S,
         )
-        if result.code == 0:
+        if done.code == 0:
             return
-        end = f"not done within {BUILD_S:.0f} s" if result.code is None else f"exit code {result.code}"
-        lines = [line.strip() for line in result.output.splitlines() if line.strip()][-N_LINES:]
+        end = f"not done within {BUILD_S:.0f} s" if done.code is None else f"exit code {done.code}"
+        lines = [line.strip() for line in done.output.splitlines() if line.strip()][-N_LINES:]
         advice = "" if self.config.build_network else _network_advice(lines)
-        failed = self.step.instruction.refused("; ".join(part for part in (end, result.limit, advice) if part))
-        passing = result.code is None or (is_passing(lines) and not advice)
+        failed = self.step.instruction.refused("; ".join(part for part in (end, done.limit, advice) if part))
+        passing = done.code is None or (is_passing(lines) and not advice)
         raise ImageError(failed.message, [line[:_BIG_LINE] for line in lines], retryable=passing)
 
 
@@ -192,14 +192,14 @@ class Account:
         return (self.uid, self.gid) if self.uid else None
 
 
-def account_of(place: BuildSandbox, written: str) -> Account:
+def account_of(sandbox: BuildSandbox, written: str) -> Account:
     """Return the account of USER: a name or number, optionally with a group after a colon. ValueError if unknown."""
-    return account_in(written, _lines(place, "/etc/passwd"), _lines(place, "/etc/group"))
+    return account_in(written, _lines(sandbox, "/etc/passwd"), _lines(sandbox, "/etc/group"))
 
 
-def owner_of_files(place: BuildSandbox, written: str) -> Owner:
+def owner_of_files(sandbox: BuildSandbox, written: str) -> Owner:
     """Return the owner for --chown or WORKDIR. A number without a group is also the group. ValueError if unknown."""
-    account = account_of(place, written)
+    account = account_of(sandbox, written)
     return (account.uid, account.uid) if written.isdigit() else (account.uid, account.gid)
 
 
@@ -219,43 +219,43 @@ def account_in(written: str, passwd: list[list[str]], group: list[list[str]]) ->
     return Account(uid, gid, home or ("/root" if uid == 0 else "/"))
 
 
-def _lines(place: BuildSandbox, path: str) -> list[list[str]]:
+def _lines(sandbox: BuildSandbox, path: str) -> list[list[str]]:
     try:
-        text = place.read_file(path).decode(errors="replace")
+        text = sandbox.read_file(path).decode(errors="replace")
     except ToolError:
         return [["root", "", "0", "0", "", "/root", ""]] if path.endswith("passwd") else []
     return [line.split(":") for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def mount(
-    place: BuildSandbox, mounts: Sequence[RunMount], instruction: Instruction, open_stage: OpenStage
+    sandbox: BuildSandbox, mounts: Sequence[RunMount], instruction: Instruction, open_stage: OpenStage
 ) -> list[str]:
     """Create all files; return the paths that are not part of the layer, for `unmount`. ImageError. Blocks."""
     mounted = []
     for each in mounts:
-        place.make_folder(posixpath.dirname(each.target), 0o755)
-        kind, _, real = _output_of(place, _REAL, each.target, instruction).partition(":")
+        sandbox.make_folder(posixpath.dirname(each.target), 0o755)
+        kind, _, real = _output_of(sandbox, _REAL, each.target, instruction).partition(":")
         real = posixpath.normpath("/" + real)
         if each.kept:
-            place.make_folder(real, 0o755)
+            sandbox.make_folder(real, 0o755)
             continue
         mounted.append(real)
         other = open_stage(each.source) if isinstance(each.source, FromStage) else None
         is_folder = each.source is None or _is_folder(each.source, other)
         if kind == "folder" and is_folder:
-            _output_of(place, _CLEAR, real, instruction)
+            _output_of(sandbox, _CLEAR, real, instruction)
         elif kind == "folder":
             raise instruction.refused(f"--mount: {each.target} is a folder, and its source is a file")
         else:
-            _output_of(place, _DELETE, real, instruction)
+            _output_of(sandbox, _DELETE, real, instruction)
         if each.source is None:
-            place.make_folder(real, _OPEN_TO_ALL)
+            sandbox.make_folder(real, _OPEN_TO_ALL)
         elif isinstance(each.source, FromContext):
             with tempfile.TemporaryDirectory() as name:
                 copy_files(each.source.files, Path(name, "staged"))
-                place.upload(Path(name, "staged"), real)
+                sandbox.upload(Path(name, "staged"), real)
         elif other is not None:
-            place.copy_from(other, each.source.path, real)
+            sandbox.copy_from(other, each.source.path, real)
     return mounted
 
 
@@ -281,8 +281,8 @@ def _is_folder(source: FromContext | FromStage, other: BuildSandbox | None) -> b
     return other is not None and other.is_folder(source.path)
 
 
-def _output_of(place: BuildSandbox, script: str, path: str, instruction: Instruction) -> str:
-    done = place.run(["bash", "-c", script, "bash", path])
+def _output_of(sandbox: BuildSandbox, script: str, path: str, instruction: Instruction) -> str:
+    done = sandbox.run(["bash", "-c", script, "bash", path])
     if done.code:
         raise instruction.refused(f"--mount at {path}: {done.output.strip()[-200:]}")
     return done.output.strip()

@@ -138,12 +138,12 @@ def _stage(
     return BuildStage(len(before), match[2] or "", start, earlier.number, (*triggers, *instructions))
 
 
-def triggered(place: Instruction, text: str) -> Instruction:
+def triggered(onbuild: Instruction, text: str) -> Instruction:
     """Return the instruction of an ONBUILD, located at the ONBUILD. ImageError if it is invalid."""
-    parsed = parse(text, place.file)
+    parsed = parse(text, onbuild.file)
     if len(parsed) != 1 or parsed[0].name in ("ONBUILD", "FROM", "MAINTAINER"):
-        raise place.refused("ONBUILD takes one instruction, and not ONBUILD, FROM or MAINTAINER")
-    return replace(parsed[0], line=place.line)
+        raise onbuild.refused("ONBUILD takes one instruction, and not ONBUILD, FROM or MAINTAINER")
+    return replace(parsed[0], line=onbuild.line)
 
 
 def _check_platform(start: Instruction, expansion: Expansion) -> None:
@@ -169,16 +169,16 @@ def arguments_of(
     instruction: Instruction, expansion: Expansion, values: Mapping[str, str], outer: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the arguments declared by an ARG: `values` override its defaults, which override those of `outer`."""
-    result: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     try:
         for word in expansion.words(instruction.text):
             name, equals, default = word.partition("=")
             if name in values:
-                result[name] = values[name]
+                arguments[name] = values[name]
             elif equals:
-                result[name] = default
+                arguments[name] = default
             elif name in outer:
-                result[name] = outer[name]
+                arguments[name] = outer[name]
     except ValueError as error:
         raise instruction.refused(str(error)) from None
-    return result
+    return arguments

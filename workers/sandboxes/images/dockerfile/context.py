@@ -70,10 +70,10 @@ class BuildContext:
         clean = os.path.normpath("/" + pattern).lstrip("/")
         if clean in ("", "."):
             return [""]
-        found = [""]
+        names = [""]
         for part in clean.split("/"):
-            found = [name for parent in found for name in self._children(parent, part)]
-        return [name for name in found if not self.ignores(name) or self._has_kept(name)]
+            names = [name for parent in names for name in self._children(parent, part)]
+        return [name for name in names if not self.ignores(name) or self._has_kept(name)]
 
     def _children(self, parent: str, part: str) -> list[str]:
         folder = self.folder / parent
@@ -93,12 +93,12 @@ class BuildContext:
         path = (self.folder / name).resolve() if name else self._root
         if not path.is_relative_to(self._root):
             raise ValueError(f"{name} leads out of the context {self.folder}")
-        result = [ContextFile("", path, path.stat().st_mode)]
+        files = [ContextFile("", path, path.stat().st_mode)]
         if path.is_dir():
-            result += self._below(name)
-        if len(result) > MAX_FILES:
+            files += self._below(name)
+        if len(files) > MAX_FILES:
             raise ValueError(f"{name or '.'} has more than {MAX_FILES:,} files")
-        return result
+        return files
 
     def _below(self, name: str) -> Iterator[ContextFile]:
         exceptions = any(keeps for _, keeps in self.patterns)
@@ -147,28 +147,28 @@ def is_pattern(text: str) -> bool:
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
     """Return a pattern of Go's `filepath.Match`, with `**` for any number of folders, as a regular expression."""
-    result, at = "", 0
+    expression, at = "", 0
     while at < len(pattern):
         letter = pattern[at]
         at += 1
         if letter == "*" and pattern[at : at + 1] == "*":
             at += 1
             if pattern[at : at + 1] == "/":
-                result, at = result + "(?:.*/)?", at + 1
+                expression, at = expression + "(?:.*/)?", at + 1
             else:
-                result += ".*"
+                expression += ".*"
         elif letter == "*":
-            result += "[^/]*"
+            expression += "[^/]*"
         elif letter == "?":
-            result += "[^/]"
+            expression += "[^/]"
         elif letter == "[" and (end := pattern.find("]", at + 1)) > 0:
             inside = pattern[at:end].replace("\\", "\\\\").replace("[", "\\[")
-            result, at = f"{result}[{inside}]", end + 1
+            expression, at = f"{expression}[{inside}]", end + 1
         elif letter == "\\" and at < len(pattern):
-            result, at = result + re.escape(pattern[at]), at + 1
+            expression, at = expression + re.escape(pattern[at]), at + 1
         else:
-            result += re.escape(letter)
-    return re.compile(result, re.DOTALL)
+            expression += re.escape(letter)
+    return re.compile(expression, re.DOTALL)
 
 
 def digest_of(files: Sequence[ContextFile], digests: Path) -> str:
@@ -225,14 +225,14 @@ def applied(mode: FileMode | None, own: int, *, is_folder: bool) -> int:
     """Return the new permissions of a file with the permissions `own`; these stay if `mode` is None."""
     if not isinstance(mode, str):
         return own if mode is None else mode
-    result = own
+    permissions = own
     for clause in mode.split(","):
         match = _CLAUSE.fullmatch(clause)
         assert match
         who = "ugo" if "a" in match[1] or not match[1] else match[1]
         for sign, letters in _CHANGE.findall(match[2]):
-            result = _changed(result, who, sign, letters, is_folder)
-    return result
+            permissions = _changed(permissions, who, sign, letters, is_folder)
+    return permissions
 
 
 def _changed(mode: int, who: str, sign: str, letters: str, is_folder: bool) -> int:

@@ -41,7 +41,7 @@ _NAMED = (
     'IFS=; shopt -s nullglob; for each in $1; do [ -e "$each" ] || [ -L "$each" ] && printf \'%s\\0\' "$each"; done'
 )
 _INSIDE = 'shopt -s nullglob dotglob; for each in "$1"/*; do printf \'%s\\0\' "$each"; done'
-# deletes from a place that only this copy uses
+# deletes from a sandbox that only this copy uses
 _EXCLUDE = 'IFS=; shopt -s nullglob dotglob globstar; cd -- "$1" && for each in $2; do rm -rf -- "$each"; done'
 _BELOW = (
     'IFS=; shopt -s nullglob dotglob globstar; cd -- "$1" && '
@@ -62,7 +62,7 @@ _BUSY = {408, 429, 500, 502, 503, 504}
 
 def copy_into(
     config: SandboxConfig,
-    place: BuildSandbox,
+    sandbox: BuildSandbox,
     work: CopyFiles,
     instruction: Instruction,
     open_stage: OpenStage,
@@ -72,32 +72,32 @@ def copy_into(
 
     Without an owner, files from stages and tars keep theirs, and others belong to root.
     """
-    into = work.into or place.is_folder(work.target)
+    into = work.into or sandbox.is_folder(work.target)
     with tempfile.TemporaryDirectory() as name:
         for number, source in enumerate(work.sources):
             staged = Path(name, str(number))
             if isinstance(source, FromText):
                 staged.write_text(source.text)
                 staged.chmod(applied(work.mode, 0o644, is_folder=False))
-                _place(place, staged, source.name, work.target, into, owner)
+                _upload(sandbox, staged, source.name, work.target, into, owner)
             elif isinstance(source, FromAddress):
                 fetch(config, source, staged, instruction)
                 staged.chmod(applied(work.mode, MODE, is_folder=False))
                 if instruction.switch("unpack") and tarfile.is_tarfile(staged):
-                    place.unpack(staged, work.target, owner)
+                    sandbox.unpack(staged, work.target, owner)
                 else:
-                    _place(place, staged, source.name, work.target, into, owner)
+                    _upload(sandbox, staged, source.name, work.target, into, owner)
             elif isinstance(source, FromContext):
                 copy_files(source.files, staged, work.mode)
                 copied = [_moved(file, staged) for file in source.files]
                 if work.mode is None and digest_of(copied, config.digests_folder) != source.digest:
                     raise ImageError(f"{source.name} was changed while it was copied", retryable=True)
                 if work.unpack and staged.is_file() and tarfile.is_tarfile(staged):
-                    place.unpack(staged, work.target, owner)
+                    sandbox.unpack(staged, work.target, owner)
                 else:
-                    _place(place, staged, posixpath.basename(source.name), work.target, into, owner)
+                    _upload(sandbox, staged, posixpath.basename(source.name), work.target, into, owner)
             else:
-                _copy_stage(place, open_stage(source), source, work, instruction, into, owner)
+                _copy_stage(sandbox, open_stage(source), source, work, instruction, into, owner)
 
 
 def _moved(file: ContextFile, staged: Path) -> ContextFile:
@@ -105,12 +105,12 @@ def _moved(file: ContextFile, staged: Path) -> ContextFile:
     return ContextFile(file.relative, path, path.lstat().st_mode)
 
 
-def _place(place: BuildSandbox, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
-    place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target, owner)
+def _upload(sandbox: BuildSandbox, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
+    sandbox.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target, owner)
 
 
 def _copy_stage(
-    place: BuildSandbox,
+    sandbox: BuildSandbox,
     other: BuildSandbox,
     source: FromStage,
     work: CopyFiles,
@@ -122,14 +122,14 @@ def _copy_stage(
         raise instruction.refused("--chmod, --parents and --exclude need a shell in the stage that it copies from")
     copied = []
     for name, target in _pairs(other, source, work, instruction, into):
-        place.copy_from(other, name, target, owner, whole=work.parents)
+        sandbox.copy_from(other, name, target, owner, whole=work.parents)
         if work.mode is not None and not work.parents and other.is_folder(name):
             copied += [posixpath.join(target, posixpath.basename(each)) for each in _names(other, _INSIDE, name)]
         else:
             copied.append(target)
     if work.mode is not None and copied:
         written = work.mode if isinstance(work.mode, str) else f"{work.mode:o}"
-        done = place.run(["bash", "-c", 'umask 0; exec chmod -R "$@"', "bash", written, "--", *copied])
+        done = sandbox.run(["bash", "-c", 'umask 0; exec chmod -R "$@"', "bash", written, "--", *copied])
         if done.code:
             raise instruction.refused(f"--chmod: {done.output.strip()[-200:]}")
 
@@ -137,45 +137,45 @@ def _copy_stage(
 def _pairs(
     other: BuildSandbox, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
 ) -> list[tuple[str, str]]:
-    """Return the sources with their target paths. Excluded files are deleted in the other place."""
+    """Return the sources with their target paths. Excluded files are deleted in the other sandbox."""
     missing = instruction.refused(f"there is no {source.path} in what it copies from")
     if work.parents:
-        result = _pairs_with_parents(other, source, work, instruction)
-        if not result and not is_pattern(source.path):
+        pairs = _pairs_with_parents(other, source, work, instruction)
+        if not pairs and not is_pattern(source.path):
             raise missing
-        return result
+        return pairs
     path = source.path.rstrip("/") or "/"
     if other.bare and is_pattern(path):
         raise instruction.refused("a pattern needs a shell in the stage that it copies from")
     names = [path for _ in range(other.has(path))] if other.bare else _names(other, _NAMED, path)
     if not names and not is_pattern(source.path):
         raise missing
-    result = []
+    pairs = []
     patterns = tuple(ignore_patterns("\n".join(work.excluded)))
     for name in names:
         if other.is_folder(name):
             _exclude(other, name, work, instruction)
-            result.append((name, work.target))
+            pairs.append((name, work.target))
         elif not ignores(patterns, posixpath.basename(name)):
-            result.append((name, posixpath.join(work.target, posixpath.basename(name)) if into else work.target))
-    return result
+            pairs.append((name, posixpath.join(work.target, posixpath.basename(name)) if into else work.target))
+    return pairs
 
 
 def _pairs_with_parents(
     other: BuildSandbox, source: FromStage, work: CopyFiles, instruction: Instruction
 ) -> list[tuple[str, str]]:
     pivot, mark, inside = source.path.partition("/./")
-    result = []
+    pairs = []
     for above in _names(other, _NAMED, (pivot or "/") if mark else "/"):
         _exclude(other, above, work, instruction)
         for name in _names(other, _BELOW, above, (inside if mark else source.path).strip("/") or "."):
             target = posixpath.normpath(posixpath.join(work.target, name))
-            result.append((posixpath.join(above, name), target))
-    return result
+            pairs.append((posixpath.join(above, name), target))
+    return pairs
 
 
 def _exclude(other: BuildSandbox, folder: str, work: CopyFiles, instruction: Instruction) -> None:
-    """Delete excluded files from a folder of the other place, which only this copy uses."""
+    """Delete excluded files from a folder of the other sandbox, which only this copy uses."""
     for pattern in work.excluded:
         if pattern.startswith("!"):
             raise instruction.refused(f"--exclude={pattern}: exceptions are not supported for files of another stage")
@@ -185,8 +185,8 @@ def _exclude(other: BuildSandbox, folder: str, work: CopyFiles, instruction: Ins
             raise instruction.refused(f"--exclude={pattern}: {done.output.strip()[-200:]}")
 
 
-def _names(place: BuildSandbox, script: str, *arguments: str) -> list[str]:
-    output = place.run(["bash", "-c", script, "bash", *arguments]).output
+def _names(sandbox: BuildSandbox, script: str, *arguments: str) -> list[str]:
+    output = sandbox.run(["bash", "-c", script, "bash", *arguments]).output
     return [name for name in output.split("\0") if name]
 
 

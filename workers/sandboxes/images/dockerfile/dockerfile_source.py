@@ -142,24 +142,24 @@ class DockerfileSource:
         if name == SCRATCH:
             return empty_image(self.config)
         try:
-            result = self.find(name)
+            base = self.find(name)
         except ImageError as error:
             broken = instruction.refused(f"its image: {error.message}")
             raise ImageError(broken.message, error.lines, retryable=error.retryable) from error
-        if result is None:
+        if base is None:
             raise instruction.refused(
                 f"no image of this farm is called {name}: add one by `farm images alias {name} PATH`, where PATH is a "
                 "folder, a .sif or an archive; a build with network may also pull it (--network)"
             )
-        return result
+        return base
 
 
 def buildah_program() -> Path:
     """Return the program. Raises SandboxError if it is not installed."""
-    result = shutil.which("buildah")
-    if result is None:
+    path = shutil.which("buildah")
+    if path is None:
         raise SandboxError("no buildah on PATH: install it, or leave FARM_IMAGE_BUILDER at `own`")
-    return Path(result)
+    return Path(path)
 
 
 def build_archive(
@@ -169,31 +169,31 @@ def build_archive(
     target: str,
     values: Mapping[str, str],
     folders: Mapping[str, Path],
-    place: Path,
+    work_folder: Path,
 ) -> Path:
     """Build a Dockerfile and return the OCI archive. ImageError with the last lines. Blocks.
 
-    `folders` are the root file systems of the base images by name; `place` is an empty work folder.
+    `folders` are the root file systems of the base images by name; `work_folder` is empty.
     """
     if others := sorted(name for name in config.build_env if not _PROXY.fullmatch(name)):
         raise SandboxError(
             f"{file}: buildah gives builds no variables but proxies, and FARM_BUILD_ENV has {', '.join(others)}: mount "
             "a file by FARM_BUILD_FILES, such as /etc/pip.conf, or leave FARM_IMAGE_BUILDER at `own`"
         )
-    store = ["--root", str(place / "store"), "--runroot", str(place / "run"), "--storage-driver", "vfs"]
+    store = ["--root", str(work_folder / "store"), "--runroot", str(work_folder / "run"), "--storage-driver", "vfs"]
     for name, root in folders.items():
         # a base image from a folder, under the name that Dockerfiles use for it
-        container = _run(config, [*store, "from", "scratch"], name, place).strip().splitlines()[-1]
-        _run(config, [*store, "add", "--quiet", container, str(root), "/"], name, place)
-        _run(config, [*store, "commit", "--quiet", "--rm", container, name], name, place)
+        container = _run(config, [*store, "from", "scratch"], name, work_folder).strip().splitlines()[-1]
+        _run(config, [*store, "add", "--quiet", container, str(root), "/"], name, work_folder)
+        _run(config, [*store, "commit", "--quiet", "--rm", container, name], name, work_folder)
     words = ["build", *_CHROOT, "--pull=missing" if config.build_network else "--pull=never"]
     words += ["--format", "docker", "--file", str(file), "--tag", "built:latest"]
     words += [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
     words += [word for inside, path in config.build_files.items() for word in ("--volume", f"{path}:{inside}:ro")]
     words += ["--target", target] if target else []
-    _run(config, [*store, *words, str(folder)], f"{file}: it", place)
-    archive = place / "image.tar"
-    _run(config, [*store, "push", "built:latest", f"oci-archive:{archive}"], f"{file}: what buildah built", place)
+    _run(config, [*store, *words, str(folder)], f"{file}: it", work_folder)
+    archive = work_folder / "image.tar"
+    _run(config, [*store, "push", "built:latest", f"oci-archive:{archive}"], f"{file}: what buildah built", work_folder)
     return archive
 
 
@@ -205,9 +205,9 @@ def _without_network(config: SandboxConfig) -> list[str]:
     return ["unshare", "--net", "--"]
 
 
-def _run(config: SandboxConfig, words: Sequence[str], what: str, place: Path) -> str:
+def _run(config: SandboxConfig, words: Sequence[str], what: str, work_folder: Path) -> str:
     bound = ["setpriv", "--pdeathsig", "KILL", "--", *_without_network(config), str(buildah_program()), *words]
-    log = place / "log"
+    log = work_folder / "log"
     try:
         with log.open("wb") as output:
             done = subprocess.run(
@@ -216,7 +216,7 @@ def _run(config: SandboxConfig, words: Sequence[str], what: str, place: Path) ->
                 stdout=subprocess.PIPE,
                 stderr=output,
                 timeout=BUILD_S,
-                cwd=place,
+                cwd=work_folder,
                 # not by arguments of the command, which every user of the machine can see
                 env=os.environ | config.build_env,
             )

@@ -94,15 +94,15 @@ def parse(text: str, file: str = "Dockerfile") -> list[Instruction]:
     """Return the instructions of a text. ImageError, with the line, for an invalid one."""
     lines = text.replace("\r\n", "\n").split("\n")
     escape = _escape(lines, file)
-    result = []
+    instructions = []
     numbered = enumerate(lines, 1)
     for number, line in numbered:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        result.append(_instruction(file, number, _logical(line, numbered, escape), numbered))
-    if not result:
+        instructions.append(_instruction(file, number, _logical(line, numbered, escape), numbered))
+    if not instructions:
         raise ImageError(f"{file} has no instructions")
-    return result
+    return instructions
 
 
 def escape_of(text: str) -> str:
@@ -250,13 +250,13 @@ class Expansion:
 
     def pairs(self, written: str) -> list[tuple[str, str]]:
         """Return `NAME=VALUE` words as pairs. ValueError for a word without `=`."""
-        result = []
+        pairs = []
         for word in raw_words(written, self.escape):
             name, equals, value = word.partition("=")
             if not equals or not name:
                 raise ValueError(f"{word!r} is not NAME=VALUE")
-            result.append((self.text(name), self.text(value)))
-        return result
+            pairs.append((self.text(name), self.text(value)))
+        return pairs
 
     def inner(self, written: str, *, keep_escapes: bool = False) -> str:
         """Return a text with only its variables replaced, as in a heredoc."""
@@ -396,12 +396,12 @@ def _edited(value: str, rest: str, expansion: Expansion) -> str:
 
 def _glob(written: str, escape: str) -> re.Pattern[str]:
     """Return a shell pattern, in which `*` and `?` match any characters, as a regular expression."""
-    result, at = "", 0
+    expression, at = "", 0
     while at < len(written):
         if written[at] == escape and at + 1 < len(written):
             at += 1
-            result += re.escape(written[at])
+            expression += re.escape(written[at])
         else:
-            result += {"*": ".*", "?": "."}.get(written[at], re.escape(written[at]))
+            expression += {"*": ".*", "?": "."}.get(written[at], re.escape(written[at]))
         at += 1
-    return re.compile(result, re.DOTALL)
+    return re.compile(expression, re.DOTALL)

@@ -410,15 +410,15 @@ class CopyPlanner:
         if not mark:
             pivot, inside = ".", source
         wanted = glob_pattern(posixpath.normpath("/" + inside).lstrip("/"))
-        result: list[Source] = []
+        sources: list[Source] = []
         for name in self._named(pivot):
             tree = _kept(name, self.context.tree(name), excluded)
             files = _matching(tree, wanted.fullmatch) if wanted.pattern else tree
             if files:
-                result.append(FromContext(name, tuple(files), digest_of(files, self.digests)))
-        if not result and not is_pattern(source):
+                sources.append(FromContext(name, tuple(files), digest_of(files, self.digests)))
+        if not sources and not is_pattern(source):
             raise ValueError(f"{source} is not in the context {self.context.folder}, or .dockerignore leaves it out")
-        return result
+        return sources
 
 
 def _kept(name: str, files: Sequence[ContextFile], excluded: Patterns) -> list[ContextFile]:
