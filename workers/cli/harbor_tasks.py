@@ -142,11 +142,11 @@ def _attack_table(reports: list[AttackReport]) -> Table:
     return table
 
 
-def _tell(result: TaskCheck, as_json: bool) -> None:
+def _tell(task_check: TaskCheck, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**asdict(result), "sound": result.sound}))
+        click.echo(json.dumps({**asdict(task_check), "sound": task_check.sound}))
     else:
-        click.echo(f"{'sound' if result.sound else 'NOT SOUND'}  {result.name}", err=True)
+        click.echo(f"{'sound' if task_check.sound else 'NOT SOUND'}  {task_check.name}", err=True)
 
 
 def _table(results: list[TaskCheck]) -> Table:

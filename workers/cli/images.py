@@ -221,11 +221,11 @@ def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) ->
                     progress.console.print(f"    note: {escape(note)}", soft_wrap=True)
                 progress.advance(bar)
 
-            result = prefetch_all(jobs, n_processes, tell)
+            results = prefetch_all(jobs, n_processes, tell)
     except KeyboardInterrupt:
         console.print("interrupted: unfinished builds are removed; finished ones are kept")
         sys.exit(130)
-    _report([done for done in result if done.error])
+    _report([done for done in results if done.error])
 
 
 def _report(failed: Sequence[PrefetchResult]) -> None:
@@ -245,15 +245,15 @@ def _report(failed: Sequence[PrefetchResult]) -> None:
 def show() -> None:
     """List cached images, the most recently used first."""
     config = SandboxConfig.of(settings())
-    result = sorted(entries(config), key=lambda entry: entry.last_used_at, reverse=True)
+    cached = sorted(entries(config), key=lambda entry: entry.last_used_at, reverse=True)
     table = Table(box=None, pad_edge=False)
     for column in ("image", "key", "MB", "built", "in s", "last used", "mode", ""):
         right = column in {"MB", "in s"}
         table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column != "image")
-    for entry in result:
+    for entry in cached:
         table.add_row(*_row(entry), "in use" if is_in_use(config, entry.folder) else "")
     console.print(table)
-    console.print(f"{len(result)} images, {_mb(sum(entry.card.n_bytes for entry in result))} MB", highlight=False)
+    console.print(f"{len(cached)} images, {_mb(sum(entry.card.n_bytes for entry in cached))} MB", highlight=False)
 
 
 def _named(entry: CachedImage) -> str:

@@ -272,8 +272,8 @@ def _with_tests(task: TaskFolder, files: Mapping[str, str]) -> Iterator[TaskFold
     if not files:
         yield task
         return
-    with TemporaryDirectory(prefix="farm-attack-") as place:
-        copied = Path(place) / "task"
+    with TemporaryDirectory(prefix="farm-attack-") as parent:
+        copied = Path(parent) / "task"
         shutil.copytree(task.path, copied, symlinks=True)
         for folder in (copied / "tests", *copied.glob("steps/*/tests")):
             for name, text in files.items():

@@ -169,9 +169,9 @@ async def checked(paths: Sequence[Path], options: CheckOptions, tell: Callable[[
 
     async def one(path: Path) -> TaskCheck:
         async with room:
-            result = await _checked(path, options)
-        tell(result)
-        return result
+            check = await _checked(path, options)
+        tell(check)
+        return check
 
     return list(await asyncio.gather(*map(one, paths)))
 
@@ -194,9 +194,9 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
                 solution, note = await _by_footprint(task, options, solution)
             if solution.score.value >= 1.0 and options.verification == "guarded" and _runs_python(task):
                 await _try_safe_path(task, options, archive)
-            result = await asyncio.to_thread(_result, task, archive, untouched, solution, note)
-            await _keep(task, options, result)
-            return result
+            check = await asyncio.to_thread(_result, task, archive, untouched, solution, note)
+            await _keep(task, options, check)
+            return check
     except FarmError as error:
         # Messages name the files in their unpacked location.
         text = str(error)
@@ -209,15 +209,15 @@ async def _known(task: TaskFolder, options: CheckOptions) -> TaskCheck | None:
     """Return the stored result of a task if nothing that affects it has changed, its evidence included."""
     archive, key = await repeated(partial(_key, task, options))
     try:
-        result = _stored.validate_json((kept_in(settings().home, CHECKS) / f"{archive}.{key}.json").read_bytes())
+        check = _stored.validate_json((kept_in(settings().home, CHECKS) / f"{archive}.{key}.json").read_bytes())
     except (OSError, ValidationError):
         return None
-    return replace(result, known=True) if result.evidence == evidence_of(settings().home, archive) else None
+    return replace(check, known=True) if check.evidence == evidence_of(settings().home, archive) else None
 
 
-async def _keep(task: TaskFolder, options: CheckOptions, result: TaskCheck) -> None:
+async def _keep(task: TaskFolder, options: CheckOptions, check: TaskCheck) -> None:
     archive, key = await repeated(partial(_key, task, options))
-    await asyncio.to_thread(keep_text, settings().home, CHECKS, f"{archive}.{key}.json", json.dumps(asdict(result)))
+    await asyncio.to_thread(keep_text, settings().home, CHECKS, f"{archive}.{key}.json", json.dumps(asdict(check)))
 
 
 async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
@@ -268,8 +268,8 @@ async def _try_safe_path(task: TaskFolder, options: CheckOptions, archive: str) 
 
 
 def _runs_python(task: TaskFolder) -> bool:
-    places = [task.path / "tests", *(task.path / "steps").glob("*/tests")]
-    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    folders = [task.path / "tests", *(task.path / "steps").glob("*/tests")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return any(_PYTHON.search(path.read_bytes()[:_MAX_READ]) for path in files)
 
 

@@ -156,9 +156,9 @@ class PromiseBench:
     async def _check_apart(self, sandbox: Sandbox, folder: Path) -> None:
         """Check that commands cannot harm the node, before trying promises that could."""
         if not self._apart:
-            place = f"{folder}/canary\n{os.getpid()}\n".encode()
+            canary = f"{folder}/canary\n{os.getpid()}\n".encode()
             (folder / "canary").touch()
-            seen = (await sandbox.exec(["bash", "-c", _LOOK_AROUND], timeout_s=_ALIVE_S, stdin=place)).stdout.split()
+            seen = (await sandbox.exec(["bash", "-c", _LOOK_AROUND], timeout_s=_ALIVE_S, stdin=canary)).stdout.split()
             (folder / "canary").unlink()
             for what, name in ((b"file", "files"), (outside.own_start(), "processes")):
                 assert what not in seen, f"it was not tried: commands see {name} of the node, which it could harm"

@@ -15,11 +15,11 @@ _DEPTH = 3
 
 def processes_with(text: str) -> list[int]:
     """Return the pids of other living processes whose command line or environment contains a text."""
-    result = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid() and _occurs(text.encode(), entry):
-            result.append(int(entry.name))
-    return result
+            pids.append(int(entry.name))
+    return pids
 
 
 def _occurs(text: bytes, process: Path) -> bool:
@@ -67,11 +67,11 @@ def _command(pid: int) -> str:
 
 def namespaces_of(pid: int | str) -> dict[str, str]:
     """Return the namespaces of a process of this node by name, as far as they can be read."""
-    result = {}
+    namespaces = {}
     for entry in Path(f"/proc/{pid}/ns").iterdir():
         with contextlib.suppress(OSError):
-            result[entry.name] = str(entry.readlink())
-    return result
+            namespaces[entry.name] = str(entry.readlink())
+    return namespaces
 
 
 def zombies() -> int:

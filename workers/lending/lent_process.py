@@ -145,17 +145,17 @@ class LentProcess:
 
     async def watch(self, after: int | None, wait_s: float) -> ProcessOutput:
         """Return the output from an offset on, once there is some or it has ended; empty after `wait_s`."""
-        place = self._log.end if after is None else min(after, self._log.end)
+        offset = self._log.end if after is None else min(after, self._log.end)
         deadline = self._loop.time() + wait_s
         while True:
-            self._note_watch(place)
+            self._note_watch(offset)
             self._changed.clear()
-            if self._log.end > place or self._ended or (left_s := deadline - self._loop.time()) <= 0:
+            if self._log.end > offset or self._ended or (left_s := deadline - self._loop.time()) <= 0:
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, _WATCHED_S / 2)):
                     await self._changed.wait()
-        pieces, end = self._log.taken(place)
+        pieces, end = self._log.taken(offset)
         ended = self._ended and end == self._log.end
         self.was_read = self.was_read or ended
         return ProcessOutput(
@@ -163,16 +163,16 @@ class LentProcess:
             pid=self.pid,
             pieces=tuple(OutputPiece(piece.stream, b64encode(piece.data).decode()) for piece in pieces),
             next=end,
-            n_dropped=max(0, self._log.first - place),
+            n_dropped=max(0, self._log.first - offset),
             ended=ended,
             code=self.code if ended else None,
             timed_out=ended and self.timed_out,
             limit=self.limit if ended else "",
         )
 
-    def _note_watch(self, place: int) -> None:
+    def _note_watch(self, offset: int) -> None:
         self._watched_at = time.monotonic()
-        self._watched_to = max(self._watched_to, place)
+        self._watched_to = max(self._watched_to, offset)
         if self._paused:
             self._resume()
 
@@ -374,16 +374,16 @@ class OutputLog:
 
     def taken(self, after: int) -> tuple[list[LoggedPiece], int]:
         """Return the pieces from an offset on, up to the size of a read, and the offset of the next byte."""
-        result: list[LoggedPiece] = []
-        place = max(after, self.first)
+        pieces: list[LoggedPiece] = []
+        offset = max(after, self.first)
         for piece in self._pieces:
-            if piece.end <= place:
+            if piece.end <= offset:
                 continue
-            if place - max(after, self.first) >= MAX_TAKEN:
+            if offset - max(after, self.first) >= MAX_TAKEN:
                 break
-            result.append(LoggedPiece(place, piece.stream, piece.data[place - piece.start :]))
-            place = piece.end
-        return result, max(place, after)
+            pieces.append(LoggedPiece(offset, piece.stream, piece.data[offset - piece.start :]))
+            offset = piece.end
+        return pieces, max(offset, after)
 
 
 class ProcessTable:

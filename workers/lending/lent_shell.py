@@ -62,8 +62,8 @@ class LentShell:
         new = self._unread + result.output
         while True:
             n_dropped += result.n_dropped
-            place, text = _first(before + new, texts)
-            end = len(new) if text is None else place + len(text) - len(before)
+            position, text = _first(before + new, texts)
+            end = len(new) if text is None else position + len(text) - len(before)
             kept.add(new[:end].encode("utf-8", "surrogateescape"))
             self._unread = new[end:]
             left_s = deadline - loop.time()
@@ -82,8 +82,8 @@ class LentShell:
 
 def _first(output: str, texts: Sequence[str]) -> tuple[int, str | None]:
     """Return which of some texts comes first and where; -1 and None if none occurs."""
-    places = [(place, index) for index, text in enumerate(texts) if (place := output.find(text)) >= 0]
-    if not places:
+    positions = [(position, index) for index, text in enumerate(texts) if (position := output.find(text)) >= 0]
+    if not positions:
         return -1, None
-    place, index = min(places)
-    return place, texts[index]
+    position, index = min(positions)
+    return position, texts[index]

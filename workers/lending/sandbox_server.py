@@ -65,12 +65,12 @@ async def _answer(lent: LentSandbox, request: Request) -> bytes:
         )
     call_id = request.headers.get("x-request-id", "")[:200]
     try:
-        result = await lent.answer(call, call_id)
+        answer = await lent.answer(call, call_id)
     except RolloutError as error:
         if lent.broken:
             raise SandboxEnded(f"sandbox {lent.sandbox.sandbox_id} broke, and has ended: {error}") from error
         raise
-    return serialization.written(result)
+    return serialization.written(answer)
 
 
 async def _body(request: Request) -> bytes:

@@ -61,14 +61,14 @@ class WayToHead:
     def node_settings(self) -> dict[str, str]:
         """Return the values of a node of this farm, by the names of settings."""
         address = self._address
-        result = {name: getattr(address, name) for name in ("store_url", "broker_url", "api_key", "secret_key")}
+        values = {name: getattr(address, name) for name in ("store_url", "broker_url", "api_key", "secret_key")}
         if "store" in address.own:
-            result["store_url"] = f"postgresql+psycopg:///?service=farm-{address.farm_id}"
+            values["store_url"] = f"postgresql+psycopg:///?service=farm-{address.farm_id}"
         if "broker" in address.own:
             port = self._listener.getsockname()[1]
-            result["broker_url"] = f"redis://:{address.password}@127.0.0.1:{port}/0"
+            values["broker_url"] = f"redis://:{address.password}@127.0.0.1:{port}/0"
         own = {"home": str(self._folder), "node_address": own_address()}
-        return result | {name: value for name, value in own.items() if name not in settings().model_fields_set}
+        return values | {name: value for name, value in own.items() if name not in settings().model_fields_set}
 
     def service_variables(self) -> dict[str, str]:
         """Return the variable that makes libpq find the head's Postgres; empty for a Postgres of the site."""

@@ -61,17 +61,17 @@ def prefetch_all(
         waiting.put(job)
     done: queue.SimpleQueue[PrefetchResult] = queue.SimpleQueue()
     helpers = [_Helper(waiting, done) for _ in range(min(n_processes, len(jobs)))]
-    result = []
+    results = []
     try:
         for _ in jobs:
-            result.append(done.get())
-            tell(result[-1])
+            results.append(done.get())
+            tell(results[-1])
     finally:
         for helper in helpers:
             helper.interrupt()
         for helper in helpers:
             helper.join()
-    return result
+    return results
 
 
 class _Helper:
@@ -152,12 +152,12 @@ def _make(spec: SandboxSpec, by_name: bool) -> Sequence[str]:
 
     config = SandboxConfig.of(settings())
     start = partial(start_build, config)
-    result = image(
+    made = image(
         config, spec.image, spec.image_values, fallback=spec.fallback_image, retry=True, relock=by_name, start=start
     )
     if not by_name:
         prepare(config, spec)
-    return result.config.notes
+    return made.config.notes
 
 
 def _answer(line: str) -> dict[str, Any]:

@@ -71,11 +71,13 @@ class CancelledSandboxReaper:
         # read after the names were listed, so that the sandbox of a rollout placed meanwhile does not count as unneeded
         live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._node), patience_s=0.0)
         unwanted = names.difference(name for each in live for name in _names(*each))
-        result = {rollout_of_sandbox(name) for name in unwanted if not name.startswith(".")}
-        if not result:
+        rollout_ids = {rollout_of_sandbox(name) for name in unwanted if not name.startswith(".")}
+        if not rollout_ids:
             return []
-        away = self._store.read(lambda connection: placement.ended_or_requeued(connection, result), patience_s=0.0)
-        return sorted(unwanted.intersection(name for each in away for name in _names(*each)))
+        ended = self._store.read(
+            lambda connection: placement.ended_or_requeued(connection, rollout_ids), patience_s=0.0
+        )
+        return sorted(unwanted.intersection(name for each in ended for name in _names(*each)))
 
 
 def _names(rollout_id: str, attempt: int) -> tuple[str, str]:

@@ -136,8 +136,8 @@ class WorkerForkServer:
             raise
         if not answer:
             raise ConnectionError("the fork server of the workers has ended")
-        result: dict[str, Any] = json.loads(answer)
-        return result
+        reply: dict[str, Any] = json.loads(answer)
+        return reply
 
 
 def _control_sockets() -> tuple[socket.socket, socket.socket]:

@@ -98,9 +98,9 @@ class EngineRegistry(EngineReporter):
                 self._closed.wait(_MIN_S)
 
     def _read(self) -> None:
-        result = self._store.read(llm_engines.listing)
-        self._remind(result)
-        listed = tuple(self._unsealed(engine) for engine in result)
+        engines = self._store.read(llm_engines.listing)
+        self._remind(engines)
+        listed = tuple(self._unsealed(engine) for engine in engines)
         if listed != self._listed:
             self._listed = listed
             if self.on_change is not None:
@@ -154,7 +154,7 @@ class EngineRegistry(EngineReporter):
     async def has_settled(self, url: str, order: int) -> bool:
         def look(connection: Any) -> bool:
             by_owner = llm_engines.uses(connection)
-            held = (result.get(url) for result in by_owner.values())
+            held = (uses.get(url) for uses in by_owner.values())
             return all(use is not None and use.n_orders >= order and not use.n_calls for use in held)
 
         return await asyncio.to_thread(self._store.read, look)

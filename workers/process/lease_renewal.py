@@ -250,24 +250,24 @@ class Leases:
     def _renew(self) -> None:
         """Process the result of a renewal, or start one. If the store is unavailable, the result comes later."""
         if self._renewing is not None:
-            future, result = self._renewing
+            future, renewed = self._renewing
             if not future.done():
                 return
             self._renewing = None
             kept = future.result()
-            for (rollout_id, _), held in result.items():
+            for (rollout_id, _), held in renewed.items():
                 if rollout_id not in kept:
                     held.stop(StopReason.LOST)
         if time.monotonic() >= self._renew_at:
             self._renew_at = time.monotonic() + self._lease_s / 3
-            result = {key: held for key, held in self.all_held().items() if held.reason not in _NOT_HELD}
-            if result:
-                ids = {rollout_id for rollout_id, _ in result}
+            renewed = {key: held for key, held in self.all_held().items() if held.reason not in _NOT_HELD}
+            if renewed:
+                ids = {rollout_id for rollout_id, _ in renewed}
                 owner, lease_s = self.owner, self._lease_s
                 renew = self._store.submit(
                     lambda connection: leases.renew(connection, owner, ids, lease_s), urgent=True
                 )
-                self._renewing = renew, result
+                self._renewing = renew, renewed
 
     def _look(self) -> None:
         """Check for lost claims between renewals, because there may be no notification."""

@@ -120,11 +120,11 @@ class UpcomingStarts:
     def _next(self, limit: int) -> list[UpcomingStart]:
         """Return the starts that the dispatcher would choose next, among all that wait for any node."""
         waits = fair_shares(self._store.read(partial(placement.waiting, limit=limit)), limit)
-        result = [
+        groups = [
             self._store.read(partial(placement.next_groups_of, batch_id=batch_id, limit=share))
             for batch_id, share in waits.items()
         ]
-        return [coming for group in result for coming in group]
+        return [start for group in groups for start in group]
 
 
 class NodeDemand:

@@ -334,9 +334,9 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         summary = _summary(run_result, [call for call in calls if ROLE not in call.labels], rows)
         taken = {call.index for call in trained}
         others = [call for call in calls if call.index not in taken]
-        places = [places_of(row, calls) for row in rows]
+        stretches = [places_of(row, calls) for row in rows]
         resend_after_s = stage.worker.options.resend_after_s
-        stage.write(partial(_advance_with_rows, stage.claim, resend_after_s, summary, rows, places, others))
+        stage.write(partial(_advance_with_rows, stage.claim, resend_after_s, summary, rows, stretches, others))
         return stage.ended(f"advanced to eval: {run_result.outcome.value}, {len(calls)} turns")
 
 
@@ -389,12 +389,12 @@ def _advance_with_rows(
     resend_after_s: float,
     summary: RunSummary,
     rows: Sequence[Segment],
-    places: Sequence[Sequence[ExpertStretch]],
+    stretches: Sequence[Sequence[ExpertStretch]],
     untrained: Sequence[ModelCall],
     connection: Connection,
 ) -> bool:
     if not rollouts.advance(connection, claim, resend_after_s, summary):
         return False
     trajectories.mark_untrained(connection, claim.rollout_id, claim.attempt, untrained)
-    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows, places)
+    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows, stretches)
     return True

@@ -145,8 +145,9 @@ class LaunchPlan:
 
     def key(self, parts: SandboxParts) -> str:
         """Return the warm-pool key: sandboxes with equal keys are interchangeable. It omits per-command settings."""
-        result = (settled(self.spec, parts).workdir, self.spec.network, self.spec.cpus, self._bounds())
-        return digest(self.kind, parts.lower, parts.binds, self.layer, *result)
+        spec = self.spec
+        workdir = settled(spec, parts).workdir
+        return digest(self.kind, parts.lower, parts.binds, self.layer, workdir, spec.network, spec.cpus, self._bounds())
 
     def start(self, sandbox_id: str, parts: SandboxParts | None = None) -> NodeSandbox:
         """Start a sandbox or take one from the warm pool. Blocks. Raises SandboxError, leaving nothing behind."""

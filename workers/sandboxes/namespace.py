@@ -75,15 +75,15 @@ def run(argv: Sequence[str]) -> Answer:
 def _try(config: SandboxConfig) -> Answer:
     config.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=config.scratch, ignore_cleanup_errors=True) as name:
-        place = Path(name)
+        base = Path(name)
         for folder in ("lower/folder", "upper", "work", "root"):
-            (place / folder).mkdir(parents=True)
-        (place / "lower/folder/file").touch()
-        give(place, config.user)
+            (base / folder).mkdir(parents=True)
+        (base / "lower/folder/file").touch()
+        give(base, config.user)
         user = sandbox_user(config.user) or ()
         done = run([sys.executable, "-I", "-S", "-c", _TRY, str(Path(__file__).parents[2]), name, *map(str, user)])
         # overlayfs leaves a folder that only root of the owner's user namespace can enter
-        shutil.rmtree(place / "work", onerror=lambda _, path, __: Path(path).chmod(0o700))
+        shutil.rmtree(base / "work", onerror=lambda _, path, __: Path(path).chmod(0o700))
         return done
 
 

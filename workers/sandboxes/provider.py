@@ -172,11 +172,11 @@ class NodeSandboxProvider:
     async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, object]) -> dict[str, Any]:
         parts = await _in_thread(partial(prepare, self.config, spec))
         bin_folders = [each for each in parts.variables.get("PATH", SEARCH_PATH).split(":") if each.startswith("/")]
-        places = {
+        folders = {
             "bin_folders": list(dict.fromkeys([*bin_folders, *SEARCH_PATH.split(":")])),
             "workdir": settled(spec, parts).workdir,
         }
-        return await _in_thread(partial(left_layers.restore, self.config, name, {**rule, **places}, parts.lower))
+        return await _in_thread(partial(left_layers.restore, self.config, name, {**rule, **folders}, parts.lower))
 
     async def _prepare(self, sandbox_id: str, spec: SandboxSpec, name: str, prepare: Prepare) -> None:
         first = await self.start(prepare_sandbox_id(sandbox_id), spec)

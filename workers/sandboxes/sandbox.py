@@ -88,12 +88,12 @@ class NodeSandbox(Transfer):
 
     def as_user(self, user: str) -> NodeSandbox:
         account = image_user(self.users.lower, user or self.users.named)
-        result = copy.copy(self)
-        result.identity = (account.uid, account.gid)
+        sandbox = copy.copy(self)
+        sandbox.identity = (account.uid, account.gid)
         # for root, `ENVIRONMENT` has them
         others = {name: value for name, value in self._variables.items() if name not in OF_USERS}
-        result._variables = {**others, **account.variables}
-        return result
+        sandbox._variables = {**others, **account.variables}
+        return sandbox
 
     def image_config(self) -> ImageConfig:
         return self._image_config
@@ -154,7 +154,7 @@ class NodeSandbox(Transfer):
         self._check_alive()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
-            result = {0: null, 1: null, 2: null, **fds}
+            descriptors = {0: null, 1: null, 2: null, **fds}
             job = {
                 "do": "enter",
                 "target": self.target(limits),
@@ -162,9 +162,9 @@ class NodeSandbox(Transfer):
                 "env": dict(env),
                 "cwd": posixpath.join(self._spec.workdir, cwd or ""),
                 "terminal": terminal,
-                "numbers": list(result),
+                "numbers": list(descriptors),
             }
-            answers = fork_client().request(job, list(result.values()))
+            answers = fork_client().request(job, list(descriptors.values()))
         finally:
             os.close(null)
         return await SandboxProcess.started(answers, self.sandbox_id)
@@ -238,7 +238,7 @@ def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
 
 def _resources(bounds: SandboxLimits, requested: SandboxLimits) -> dict[str, int]:
     mb = 1 << 20
-    result = {
+    limits = {
         "RLIMIT_CORE": 0,
         # for the whole sandbox, because the kernel counts it for each user namespace
         "RLIMIT_NPROC": bounds.n_processes,
@@ -249,5 +249,5 @@ def _resources(bounds: SandboxLimits, requested: SandboxLimits) -> dict[str, int
     # counts reserved memory even if it is unused, and a race detector reserves terabytes. So the sandbox's own limit is
     # left to its control group or the watcher. A command's limit has no other guard.
     if requested.memory_mb < bounds.memory_mb:
-        result["RLIMIT_DATA"] = requested.memory_mb * mb
-    return result
+        limits["RLIMIT_DATA"] = requested.memory_mb * mb
+    return limits

@@ -27,12 +27,12 @@ _FILES, _NEW, _LOCKS = "files", ".new", ".locks"
 
 def archive_folder(parent: Path, digest: str) -> Path:
     """Return the folder of an unpacked archive and mark it as used. Raises HandlerError if it is not on this node."""
-    place = parent / digest
+    folder = parent / digest
     try:
-        os.utime(place)
+        os.utime(folder)
     except FileNotFoundError:
         raise HandlerError(f"the task archive {digest} is not on this node yet") from None
-    return place / _FILES
+    return folder / _FILES
 
 
 def fetch_archive(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> Path:
@@ -68,16 +68,16 @@ def _bring(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> No
 
 def sweep_archives(parent: Path, idle_s: float) -> None:
     """Remove archives that were not used for `idle_s` seconds, and partial ones of killed processes. Blocks."""
-    for place in list(parent.iterdir()):
+    for folder in list(parent.iterdir()):
         with suppress(FileNotFoundError):
-            if place.name != _LOCKS and time.time() - place.stat().st_mtime > idle_s:
-                gone = place.with_name(f"{_NEW}.{uuid4().hex[:8]}")
-                place.rename(gone)
+            if folder.name != _LOCKS and time.time() - folder.stat().st_mtime > idle_s:
+                gone = folder.with_name(f"{_NEW}.{uuid4().hex[:8]}")
+                folder.rename(gone)
                 _remove(gone)
 
 
-def _remove(place: Path) -> None:
-    for folder, _, _ in os.walk(place):
+def _remove(root: Path) -> None:
+    for folder, _, _ in os.walk(root):
         with suppress(OSError):
             Path(folder).chmod(0o700)
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)

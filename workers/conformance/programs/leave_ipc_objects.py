@@ -8,9 +8,9 @@ libc.shmdt.argtypes = (ctypes.c_void_p,)
 SIZE, NEW, NOT_WAITING = 20 << 20, 0o1600, 0o4000
 n_memory = n_semaphores = n_messages = 0
 while n_memory < 100 and (number := libc.shmget(0, ctypes.c_size_t(SIZE), NEW)) >= 0:
-    place = libc.shmat(number, None, 0)
-    ctypes.memset(place, 1, SIZE)
-    libc.shmdt(place)
+    address = libc.shmat(number, None, 0)
+    ctypes.memset(address, 1, SIZE)
+    libc.shmdt(address)
     n_memory += 1
 while n_semaphores < 200 and libc.semget(0, 32000, NEW) >= 0:
     n_semaphores += 1

@@ -176,6 +176,6 @@ async def files_are_read_concurrently(trial: PromiseTrial) -> None:
     """Many files can be written and read at the same time."""
     paths = [f"f{trial.mark}/{n}" for n in range(40)]
     await asyncio.gather(*(trial.sandbox.write_file(path, path.encode() * 1000) for path in paths))
-    result = await asyncio.gather(*(trial.sandbox.read_file(path) for path in paths))
-    for path, data in zip(paths, result, strict=True):
+    contents = await asyncio.gather(*(trial.sandbox.read_file(path) for path in paths))
+    for path, data in zip(paths, contents, strict=True):
         assert data == path.encode() * 1000, f"{path} holds what was not written to it"

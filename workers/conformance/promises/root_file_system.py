@@ -11,10 +11,10 @@ _FILES = 1020
 
 
 async def _changeable(on: Sandbox, what: str, script: str) -> str:
-    result = (await on.exec(["bash", "-c", script], timeout_s=30)).stdout.decode().strip()
-    if not result:
+    path = (await on.exec(["bash", "-c", script], timeout_s=30)).stdout.decode().strip()
+    if not path:
         raise NotTried(f"the image has no {what} that may be changed")
-    return result
+    return path
 
 
 async def image_folder(on: Sandbox) -> str:

@@ -17,17 +17,17 @@ _MANY = 500
 
 def tree(folder: Path) -> dict[str, object]:
     """Return a folder as a mapping from names to contents: mode and bytes, a link's target, None for a folder."""
-    result: dict[str, object] = {}
+    entries: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            result[name] = f"-> {path.readlink()}"
+            entries[name] = f"-> {path.readlink()}"
         elif path.is_file():
             # permissions of other users may differ on each side
-            result[name] = (oct(path.stat().st_mode & 0o700), path.read_bytes())
+            entries[name] = (oct(path.stat().st_mode & 0o700), path.read_bytes())
         else:
-            result[name] = None if path.is_dir() else "neither file nor folder"
-    return result
+            entries[name] = None if path.is_dir() else "neither file nor folder"
+    return entries
 
 
 def made_tree(folder: Path) -> Path:

@@ -59,8 +59,8 @@ async def proc_does_not_lead_outside(trial: PromiseTrial) -> None:
     for who in ("self", "1", "thread-self", "self/task/self"):
         for what in ("root", "cwd", *(f"fd/{number}" for number in range(30))):
             with contextlib.suppress(ToolError):
-                result = await trial.sandbox.read_file(f"/proc/{who}/{what}{secret}")
-                raise AssertionError(f"/proc/{who}/{what} leads to files of the node: {result!r}")
+                content = await trial.sandbox.read_file(f"/proc/{who}/{what}{secret}")
+                raise AssertionError(f"/proc/{who}/{what} leads to files of the node: {content!r}")
 
 
 @promise()

@@ -88,7 +88,7 @@ def enter(job: dict[str, Any], descriptors: Sequence[int], answer: socket.socket
     if child == 0:
         linux.die_with_parent(signal.SIGKILL)
         namespaces.default_signals()
-        namespaces.place(dict(zip(job["numbers"], descriptors, strict=True)))
+        namespaces.renumber(dict(zip(job["numbers"], descriptors, strict=True)))
         namespaces.confine(target)
         namespaces.run_program(job["argv"], job["env"], job["cwd"], job["terminal"])
     for descriptor in descriptors:

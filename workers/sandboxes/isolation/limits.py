@@ -251,8 +251,8 @@ class LimitWatch:
 
     def _shared(self) -> int:
         with contextlib.suppress(OSError):
-            result = os.statvfs(f"/proc/{self._target['pid']}/root/dev/shm")
-            return (result.f_blocks - result.f_bfree) * result.f_frsize
+            shm = os.statvfs(f"/proc/{self._target['pid']}/root/dev/shm")
+            return (shm.f_blocks - shm.f_bfree) * shm.f_frsize
         return 0
 
     def _proportional(self, pid: str) -> tuple[int, int]:

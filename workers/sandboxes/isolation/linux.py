@@ -49,8 +49,8 @@ _MAX_CAPABILITIES = 64
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
-    if result < 0:
+def _check(returned: int, what: str) -> None:
+    if returned < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
@@ -103,10 +103,10 @@ def become_user_of_a_new_user_namespace(uid: int, gid: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    result = _libc.mount(
+    returned = _libc.mount(
         source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
     )
-    _check(result, f"mount {kind or source} on {target}")
+    _check(returned, f"mount {kind or source} on {target}")
 
 
 def make_mounts_private() -> None:
@@ -166,8 +166,8 @@ def id_mapped(folder: str, namespace: int, read_only: bool) -> int:
 
 def attach(mounted: int, target: str) -> None:
     """Attach a detached mount to a folder of this mount namespace."""
-    result = _libc.syscall(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
-    _check(result, f"attach a mount to {target}")
+    returned = _libc.syscall(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    _check(returned, f"attach a mount to {target}")
 
 
 def unmount(target: str) -> None:

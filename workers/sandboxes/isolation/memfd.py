@@ -50,7 +50,7 @@ def held(proc: int, pids: Iterable[str], mounts: Collection[int]) -> Held:
     A file that several processes hold is counted for the first of them. `proc` is a descriptor of a /proc.
     """
     seen: set[object] = set()
-    result = {}
+    usage = {}
     for pid in pids:
         memory = disk = 0
         for number in _descriptors(proc, pid):
@@ -71,13 +71,13 @@ def held(proc: int, pids: Iterable[str], mounts: Collection[int]) -> Held:
                     memory += 512 * status.st_blocks
                 else:
                     disk += 512 * status.st_blocks
-        result[pid] = (memory, disk)
-    return result
+        usage[pid] = (memory, disk)
+    return usage
 
 
 def opened(proc: int, pids: Iterable[str], mounts: Collection[int]) -> dict[str, int]:
     """Return, for each process, the disk bytes of the regular files on `mounts` that it has open, named or unnamed."""
-    result = {}
+    disk_bytes = {}
     for pid in pids:
         total = 0
         for number in _descriptors(proc, pid):
@@ -87,21 +87,21 @@ def opened(proc: int, pids: Iterable[str], mounts: Collection[int]) -> dict[str,
                 ):
                     status = os.stat(f"{pid}/fd/{number}", dir_fd=proc)
                     total += 512 * status.st_blocks if stat.S_ISREG(status.st_mode) else 0
-        result[pid] = total
-    return result
+        disk_bytes[pid] = total
+    return disk_bytes
 
 
 def sockets(proc: int, pids: Iterable[str]) -> dict[str, set[int]]:
     """Return, for each process, the inodes of its open sockets."""
-    result = {}
+    inodes = {}
     for pid in pids:
-        result[pid] = set[int]()
+        inodes[pid] = set[int]()
         for number in _descriptors(proc, pid):
             with contextlib.suppress(OSError, ValueError):
                 name = _name(f"{pid}/fd/{number}", proc)
                 if name.startswith("socket:["):
-                    result[pid].add(int(name[8:-1]))
-    return result
+                    inodes[pid].add(int(name[8:-1]))
+    return inodes
 
 
 def _name(path: str, proc: int) -> str:

@@ -274,7 +274,7 @@ def start_builder(plan: MonitorPlan, requester: int) -> tuple[int, list[int]]:
     if builder == 0:
         try:
             # close the copies of lifeline and lock: only the monitor may hold them
-            namespaces.place({0: stdin, 1: stdout, 2: 2, 3: to_monitor.fileno()})
+            namespaces.renumber({0: stdin, 1: stdout, 2: 2, 3: to_monitor.fileno()})
             os.set_inheritable(3, False)
             namespaces.default_signals()
             build(plan, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, 3))

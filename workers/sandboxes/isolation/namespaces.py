@@ -154,7 +154,7 @@ def stay_as_first() -> None:
     os._exit(0)
 
 
-def place(descriptors: Mapping[int, int]) -> None:
+def renumber(descriptors: Mapping[int, int]) -> None:
     """Renumber descriptors (values) to their keys and close all others."""
     above = max(descriptors) + 1
     # copied above the targets first, so that no target overwrites a source

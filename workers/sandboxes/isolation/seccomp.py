@@ -93,12 +93,12 @@ def filter_calls_with_users(users: str) -> int:
     # KILLABLE (since Linux 5.19): no signal interrupts a call while it is answered; programs expect no EINTR from
     # `stat`
     for flags in (_NEW_LISTENER | _KILLABLE, _NEW_LISTENER):
-        result = int(_libc.syscall(_SECCOMP[machine], _SET_FILTER, flags, _header(program, code)))
-        if result >= 0 or ctypes.get_errno() != errno.EINVAL:
+        listener = int(_libc.syscall(_SECCOMP[machine], _SET_FILTER, flags, _header(program, code)))
+        if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
             break
-    if result < 0:
+    if listener < 0:
         raise OSError(ctypes.get_errno(), "seccomp")
-    return result
+    return listener
 
 
 def _header(program: ctypes.Array[ctypes.c_char], code: bytes) -> bytes:
@@ -141,14 +141,14 @@ def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
         *(system_calls.FILES, system_calls.MEMORY, system_calls.WAITING, system_calls.PROCESSES, system_calls.SOCKETS),
         *(system_calls.STATUS, system_calls.IDS, system_calls.OWNERS, system_calls.USERS),
     )
-    result = {number: allow for group in allowed for number in system_calls.numbers(group, machine).values()}
-    result |= dict.fromkeys(system_calls.numbers(system_calls.RIGHTS, machine).values(), refuse)
+    decisions = {number: allow for group in allowed for number in system_calls.numbers(group, machine).values()}
+    decisions |= dict.fromkeys(system_calls.numbers(system_calls.RIGHTS, machine).values(), refuse)
     checked = system_calls.numbers(system_calls.CHECKED, machine)
-    result |= {number: checks[name] for name, number in checked.items()}
+    decisions |= {number: checks[name] for name, number in checked.items()}
     if variant == ANSWERS:
         reads = system_calls.numbers("pidfd_getfd 438 438, process_vm_readv 310 270", machine)
-        return result | dict.fromkeys(reads.values(), allow)
-    return result | _with_users(machine, variant) if variant else result
+        return decisions | dict.fromkeys(reads.values(), allow)
+    return decisions | _with_users(machine, variant) if variant else decisions
 
 
 def _with_users(machine: str, users: str) -> dict[int, tuple[Line, ...]]:

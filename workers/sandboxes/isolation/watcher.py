@@ -162,7 +162,7 @@ def watch_over(folder: str, lifeline: int) -> None:
             continue_at_the_end(lifeline, os.getpid())
             os.setsid()
             null = os.open("/dev/null", os.O_RDWR)
-            namespaces.place({0: null, 1: null, 2: null, 3: lock, 4: lifeline})
+            namespaces.renumber({0: null, 1: null, 2: null, 3: lock, 4: lifeline})
             os.chdir("/")
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

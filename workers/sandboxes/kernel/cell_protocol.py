@@ -59,7 +59,7 @@ class Images:
     """The images of one cell, within the limits."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, bytes]] = []
+        self._images: list[tuple[str, bytes]] = []
         self._n_bytes = 0
 
     def add(self, data: Mapping[str, Any]) -> str:
@@ -72,18 +72,18 @@ class Images:
     def _add(self, media_type: str, image: bytes) -> str:
         if not image:
             return f"[{media_type}: not kept, it is not valid]"
-        if len(self._found) == MAX_IMAGES:
+        if len(self._images) == MAX_IMAGES:
             return f"[{media_type}: not kept, a cell may show {MAX_IMAGES} images]"
         if self._n_bytes + len(image) > MAX_IMAGE_BYTES:
             return f"[{media_type}: not kept, the images of a cell may have {MAX_IMAGE_BYTES >> 20} MB together]"
         self._n_bytes += len(image)
-        self._found.append((media_type, image))
+        self._images.append((media_type, image))
         return ""
 
     def take(self) -> tuple[list[tuple[str, int]], bytes]:
         """Return the type and size of each image, and the bytes of all; then forget them."""
-        result, self._found, self._n_bytes = self._found, [], 0
-        return [(media_type, len(image)) for media_type, image in result], b"".join(image for _, image in result)
+        images, self._images, self._n_bytes = self._images, [], 0
+        return [(media_type, len(image)) for media_type, image in images], b"".join(image for _, image in images)
 
 
 def _decoded(media_type: str, value: object) -> bytes:
@@ -117,7 +117,7 @@ def serve(connection: socket.socket, run: Callable[[str], str], images: Images) 
             if os.getpid() != own:
                 # this is a child process that the cell forked
                 os._exit(0)
-            result, body = images.take()
-            connection.sendall(packed({"cell": head["cell"], "error": error, "images": result}, body))
+            heads, body = images.take()
+            connection.sendall(packed({"cell": head["cell"], "error": error, "images": heads}, body))
         except (EOFError, OSError):
             os._exit(0)

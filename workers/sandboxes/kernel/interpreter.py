@@ -121,8 +121,8 @@ class FrameConnection:
             if self._descriptors is None:
                 data = self._connection.recv(_FRAME_CHUNK)
             else:
-                data, result, _, _ = socket.recv_fds(self._connection, _FRAME_CHUNK, 1)
-                self._descriptors += result
+                data, descriptors, _, _ = socket.recv_fds(self._connection, _FRAME_CHUNK, 1)
+                self._descriptors += descriptors
                 self._descriptors = None
         except BlockingIOError:
             return
@@ -171,12 +171,12 @@ class FrameConnection:
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        result = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise PeerGone from error
-    if not isinstance(result, dict):
+    if not isinstance(value, dict):
         raise PeerGone
-    return result
+    return value
 
 
 @dataclass(frozen=True, slots=True)

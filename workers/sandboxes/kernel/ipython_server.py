@@ -43,16 +43,16 @@ class InlineFigures:
         if name != "matplotlib":
             return None
         sys.meta_path.remove(self)
-        result = importlib.util.find_spec(name)
-        if result is not None and result.loader is not None:
-            run = result.loader.exec_module
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
 
             def run_and_set(module: ModuleType) -> None:
                 run(module)
                 module.rcParams["backend"] = "module://matplotlib_inline.backend_inline"
 
-            result.loader.exec_module = run_and_set  # type: ignore[method-assign]
-        return result
+            spec.loader.exec_module = run_and_set  # type: ignore[method-assign]
+        return spec
 
 
 def prepare() -> SimpleNamespace:

@@ -161,11 +161,11 @@ class _Log:
 
 def _socket_folder() -> Path:
     """Create a folder for the sockets and remove those of killed bridges in this sandbox."""
-    place = Path("/run/farm" if os.access("/run/farm", os.W_OK) else tempfile.gettempdir())
-    for path in place.glob("kernel-*-*"):
+    parent = Path("/run/farm" if os.access("/run/farm", os.W_OK) else tempfile.gettempdir())
+    for path in parent.glob("kernel-*-*"):
         if not Path("/proc", path.name.split("-")[1]).exists():
             shutil.rmtree(path, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"kernel-{os.getpid()}-", dir=place))
+    return Path(tempfile.mkdtemp(prefix=f"kernel-{os.getpid()}-", dir=parent))
 
 
 def _waiting(channel: Any) -> Iterator[dict[str, Any]]:

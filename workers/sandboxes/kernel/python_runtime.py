@@ -45,7 +45,9 @@ def kernel_folder(cache_folder: Path) -> Path:
 @cache
 def _kernel_folder(cache_folder: Path) -> Path:
     parts = {folder: closure(name).values() for folder, name in PACKAGES.items()}
-    versions = {folder: sorted((part.name, part.version) for part in result) for folder, result in parts.items()}
+    versions = {
+        folder: sorted((part.name, part.version) for part in distributions) for folder, distributions in parts.items()
+    }
     sources = own_modules()
     folder = cache_folder / "kernels" / digest("kernel", versions, sources, sys.version)
 
@@ -53,8 +55,8 @@ def _kernel_folder(cache_folder: Path) -> Path:
         for file, source in sources.items():
             (temporary / file).parent.mkdir(parents=True, exist_ok=True)
             (temporary / file).write_text(source)
-        for name, result in parts.items():
-            for part in result:
+        for name, distributions in parts.items():
+            for part in distributions:
                 _copy(part, temporary / name)
         compileall.compile_dir(temporary, quiet=2, stripdir=str(temporary), prependdir=str(folder))
 
@@ -63,7 +65,7 @@ def _kernel_folder(cache_folder: Path) -> Path:
 
 def own_modules() -> dict[str, str]:
     """Return the sources of the programs and of the farm's modules that they import, by file."""
-    result: dict[str, str] = {}
+    sources: dict[str, str] = {}
     todo = [*PROGRAMS]
     while todo:
         *packages, name = todo.pop().split(".")
@@ -73,10 +75,10 @@ def own_modules() -> dict[str, str]:
         parents = ("/".join([*packages[:depth], "__init__.py"]) for depth in range(1, len(packages) + 1))
         # an import may name a module, a package or a name in one; parent packages are imported first
         for file in (f"{path}.py", f"{path}/__init__.py", *parents):
-            if file not in result and (_PROJECT / file).is_file():
-                result[file] = (_PROJECT / file).read_text()
-                todo += _imported(result[file])
-    return result
+            if file not in sources and (_PROJECT / file).is_file():
+                sources[file] = (_PROJECT / file).read_text()
+                todo += _imported(sources[file])
+    return sources
 
 
 def _imported(source: str) -> Iterator[str]:
@@ -92,19 +94,19 @@ def _imported(source: str) -> Iterator[str]:
 
 def closure(name: str) -> dict[str, Distribution]:
     """Return a distribution and its installed dependencies; others are for other platforms or are extras."""
-    result: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     todo = [name]
     while todo:
         key = re.sub(r"[-_.]+", "-", todo.pop()).lower()
         try:
-            part = result.get(key) or distribution(key)
+            part = distributions.get(key) or distribution(key)
         except PackageNotFoundError:
             continue
-        if key not in result:
-            result[key] = part
+        if key not in distributions:
+            distributions[key] = part
             wanted = (line for line in part.requires or () if "extra ==" not in line)
             todo += [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in wanted]
-    return result
+    return distributions
 
 
 def _copy(part: Distribution, target: Path) -> None:

@@ -87,7 +87,7 @@ class ZygoteServer:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.umask(0o022)
         # descriptor 0 is /dev/null here, but the policy may have replaced the sandbox's
-        namespaces.place({0: 0, 1: output, 2: output, cell_protocol.CONNECTION: connection})
+        namespaces.renumber({0: 0, 1: output, 2: output, cell_protocol.CONNECTION: connection})
         # before the limits apply, because the sandbox's other processes may have used up the descriptors in flight
         _tell(cell_protocol.CONNECTION, {"pid": os.getpid()}, os.pidfd_open(os.getpid()))
         namespaces.confine(job["target"])
@@ -108,10 +108,12 @@ class ZygoteServer:
 
 def _tell(connection: int, head: dict[str, Any], descriptor: int | None = None) -> None:
     """Send the first frame of a connection, with a descriptor. The other end may be closed already."""
-    result = [] if descriptor is None else [descriptor]
+    descriptors = [] if descriptor is None else [descriptor]
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as answer:
-        answer.sendmsg([cell_protocol.packed(head)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", result))])
-    for number in result:
+        answer.sendmsg(
+            [cell_protocol.packed(head)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        )
+    for number in descriptors:
         os.close(number)
 
 

@@ -65,12 +65,12 @@ def open_the_way(folders: Sequence[str]) -> None:
 
 def _closed(path: str) -> str:
     """Return the uppermost parent of a path that not everyone may enter; empty if there is none."""
-    above, result = path, ""
+    above, uppermost = path, ""
     while above != "/":
         if not os.stat(above).st_mode & stat.S_IXOTH:
-            result = above
+            uppermost = above
         above = os.path.dirname(above)
-    return result
+    return uppermost
 
 
 def sealed_copy(path: str) -> int:

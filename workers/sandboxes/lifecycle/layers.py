@@ -41,24 +41,24 @@ def exists(config: SandboxConfig, name: str) -> bool:
 @contextmanager
 def held(config: SandboxConfig, name: str) -> Iterator[Path | None]:
     """Yield the layer's files, protected from removal while the block runs; None if there is no such layer."""
-    place = config.layers_folder / name
+    layer = config.layers_folder / name
     try:
-        descriptor = os.open(place / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(layer / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         yield None
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield place / _FILES if _use(place, descriptor) else None
+        yield layer / _FILES if _use(layer, descriptor) else None
     finally:
         os.close(descriptor)
 
 
-def _use(place: Path, descriptor: int) -> bool:
+def _use(layer: Path, descriptor: int) -> bool:
     """Update the time of last use. Returns False if the layer was removed before this process got its lock."""
     try:
-        os.utime(place)
-        return os.path.samestat(os.fstat(descriptor), (place / _LOCK).stat())
+        os.utime(layer)
+        return os.path.samestat(os.fstat(descriptor), (layer / _LOCK).stat())
     except FileNotFoundError:
         return False
 
@@ -123,24 +123,24 @@ def sweep(config: SandboxConfig, idle_s: float) -> None:
     Layers left by a policy are kept longer for their evaluation, unless `idle_s` is 0.
     """
     parent = config.layers_folder
-    for place in sorted(parent.iterdir()) if parent.is_dir() else ():
+    for layer in sorted(parent.iterdir()) if parent.is_dir() else ():
         with suppress(FileNotFoundError):
-            wait_s = max(idle_s, _LEFT_S) if idle_s and place.name.startswith(LEFT) else idle_s
-            if time.time() - place.stat().st_mtime < wait_s and not place.name.startswith(_GONE):
+            wait_s = max(idle_s, _LEFT_S) if idle_s and layer.name.startswith(LEFT) else idle_s
+            if time.time() - layer.stat().st_mtime < wait_s and not layer.name.startswith(_GONE):
                 continue
-            gone = place if place.name.startswith(".") else _taken_out(config, place)
+            gone = layer if layer.name.startswith(".") else _taken_out(config, layer)
             if gone is not None:
                 remove(gone)
 
 
-def _taken_out(config: SandboxConfig, place: Path) -> Path | None:
+def _taken_out(config: SandboxConfig, layer: Path) -> Path | None:
     """Rename the layer so that it is not found any more. Returns its new path, None if it is in use."""
-    descriptor = os.open(place / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(layer / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if place.name in _in_use(config):
+        if layer.name in _in_use(config):
             return None
-        return place.rename(place.with_name(f"{_GONE}.{uuid4().hex[:8]}"))
+        return layer.rename(layer.with_name(f"{_GONE}.{uuid4().hex[:8]}"))
     except BlockingIOError:
         return None
     finally:

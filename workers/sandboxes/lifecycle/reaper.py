@@ -58,15 +58,15 @@ def _sweep(
 ) -> list[str]:
     """Sweep only the sandboxes; returns the ids of the removed ones. Those of the warm pool have no id."""
     parent = config.sandboxes_folder
-    result = sorted(parent.iterdir()) if parent.is_dir() else []
-    wanted = keep() if result else ()
+    states = sorted(parent.iterdir()) if parent.is_dir() else []
+    wanted = keep() if states else ()
     unwanted = [
         state
-        for state in result
+        for state in states
         if state.name not in wanted and not warm_pool.is_pooled(state) and not _is_kept(state.name)
     ]
     ours = [state for state in unwanted if SandboxRecord.load(state) or _abandoned(state, starting_s)]
-    dropped = [warm_pool.dropped(state, starting_s, warm_pool_idle_s) for state in result if warm_pool.is_pooled(state)]
+    dropped = [warm_pool.dropped(state, starting_s, warm_pool_idle_s) for state in states if warm_pool.is_pooled(state)]
     gone = terminate_in([*ours, *filter(None, dropped)], patience_s)
     return sorted(state.name for state in gone if state in ours)
 

@@ -36,7 +36,7 @@ KILL_S = 1.0
 """Time to wait after SIGKILL. A process that has not ended by then is in an uninterruptible sleep."""
 REMOVE_S = 20.0
 
-_asleep: set[Process] = set()
+_unkillable: set[Process] = set()
 """Processes that did not end after SIGKILL."""
 
 
@@ -234,9 +234,9 @@ def terminate_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Pat
 
 def _kill(processes: Iterable[Process]) -> set[Process]:
     """Send SIGKILL. Returns the processes that did not end. Those that did not end the last time are not waited for."""
-    global _asleep
+    global _unkillable
     processes = list(processes)
-    known = end_together((each for each in processes if each in _asleep), signal.SIGKILL, 0.0)
-    result = known | end_together((each for each in processes if each not in known), signal.SIGKILL, KILL_S)
-    _asleep = {each for each in _asleep if each in result or each.there()} | result
-    return result
+    known = end_together((each for each in processes if each in _unkillable), signal.SIGKILL, 0.0)
+    survivors = known | end_together((each for each in processes if each not in known), signal.SIGKILL, KILL_S)
+    _unkillable = {each for each in _unkillable if each in survivors or each.there()} | survivors
+    return survivors

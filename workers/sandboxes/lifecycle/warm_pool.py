@@ -64,12 +64,12 @@ def take(config: SandboxConfig, key: str, target: Path) -> SandboxRecord | None:
 
 def ready(config: SandboxConfig) -> dict[str, list[Path]]:
     """Return the folders of sandboxes that can be taken, by key."""
-    result: dict[str, list[Path]] = defaultdict(list)
+    folders: dict[str, list[Path]] = defaultdict(list)
     parent = config.sandboxes_folder
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
         for name in sorted(entry.name for entry in entries if entry.name.startswith(f"{_READY}.")):
-            result[name.split(".")[2]].append(parent / name)
-    return result
+            folders[name.split(".")[2]].append(parent / name)
+    return folders
 
 
 def touch(path: Path) -> None:
@@ -138,7 +138,7 @@ def note_use(config: SandboxConfig, use: WarmPoolUse) -> None:
 
 def uses(config: SandboxConfig, since_s: float) -> list[WarmPoolUse]:
     """Return the requests of the last `since_s` seconds, newest first, and remove older records."""
-    result = []
+    by_age = []
     for mark in config.used_folder.glob("*"):
         with suppress(FileNotFoundError):
             age_s = time.time() - mark.stat().st_mtime
@@ -146,5 +146,5 @@ def uses(config: SandboxConfig, since_s: float) -> list[WarmPoolUse]:
                 mark.unlink()
             elif "." not in mark.name:
                 kind, _, spec = mark.read_text().partition("\n")
-                result.append((age_s, WarmPoolUse(mark.name, kind, SandboxSpec.model_validate_json(spec))))
-    return [use for _, use in sorted(result, key=lambda pair: pair[0])]
+                by_age.append((age_s, WarmPoolUse(mark.name, kind, SandboxSpec.model_validate_json(spec))))
+    return [use for _, use in sorted(by_age, key=lambda pair: pair[0])]

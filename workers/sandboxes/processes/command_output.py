@@ -123,8 +123,8 @@ class _Spool:
             self._write(self._room + start, first)
             self._write(self._room, rest[len(first) :])
 
-    def _write(self, place: int, view: memoryview) -> None:
-        self._file.seek(place)
+    def _write(self, offset: int, view: memoryview) -> None:
+        self._file.seek(offset)
         while view:
             view = view[self._file.write(view) :]
 

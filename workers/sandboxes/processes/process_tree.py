@@ -75,12 +75,12 @@ def _exists(pid: int) -> bool:
 
 def _below(pid: int) -> list[int]:
     folder = f"/proc/{pid}/task"
-    result: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(folder):  # noqa: PTH208 - it is called for each sandbox that ends
             with contextlib.suppress(OSError), open(f"{folder}/{thread}/children") as file:  # noqa: PTH123
-                result += map(int, file.read().split())
-    return result
+                pids += map(int, file.read().split())
+    return pids
 
 
 class _Search:

@@ -249,22 +249,22 @@ class LimitEvents:
 
     def take(self, code: int | None = 0) -> str:
         """Return the reached limits in words, including those shown by the exit `code` of a command; empty if none."""
-        result = []
+        limits = []
         size = self._size()
         if size > self._n_read:
             with Path(self._path).open() as file:
                 file.seek(self._n_read)
-                result = file.read(size - self._n_read).splitlines()
+                limits = file.read(size - self._n_read).splitlines()
             self._n_read = size
         # the kernel counts before it kills, so the reason is available when the end is noticed
         n_killed = cgroups.n_killed(self._cgroup) if self._cgroup else 0
         if n_killed > self._n_killed:
-            result.append(f"memory limit of {cgroups.memory_mb(self._cgroup)} MB reached")
+            limits.append(f"memory limit of {cgroups.memory_mb(self._cgroup)} MB reached")
             self._n_killed = n_killed
         if code:
             number = -code if code < 0 else code - 128
-            result += [words for name, words in _SIGNALS.items() if name == number]
-        return "; ".join(dict.fromkeys(result))
+            limits += [words for name, words in _SIGNALS.items() if name == number]
+        return "; ".join(dict.fromkeys(limits))
 
 
 def check_words(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:

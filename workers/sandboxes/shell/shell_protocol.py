@@ -140,7 +140,7 @@ def end(record: bytes | bytearray, number: int) -> CommandEnd | None:
 def death(records: bytes, code: int | None) -> CommandEnd:
     """Return the end of the shell itself from its last records, or only from its process's exit code."""
     last, _, exported = records.decode("utf-8", "surrogateescape").partition("\0")
-    result, _, cwd = last.removeprefix("X").partition(" ")
-    if last.startswith("X") and result.isdecimal():
-        return CommandEnd(int(result), cwd, alive=False, exported=exported.rstrip("\0"))
+    exit_code, _, cwd = last.removeprefix("X").partition(" ")
+    if last.startswith("X") and exit_code.isdecimal():
+        return CommandEnd(int(exit_code), cwd, alive=False, exported=exported.rstrip("\0"))
     return CommandEnd(code if code is None or code >= 0 else 128 - code, "", alive=False)

@@ -181,10 +181,10 @@ def members(shell: int, group: int) -> list[int]:
 
 
 def _family(pid: int) -> Iterator[int]:
-    result = [pid]
-    for each in result:
+    pids = [pid]
+    for each in pids:
         yield each
-        result += children(each)[: _MOST - len(result)]
+        pids += children(each)[: _MOST - len(pids)]
 
 
 def _group_of(pid: int) -> int:

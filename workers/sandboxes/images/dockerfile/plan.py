@@ -345,17 +345,17 @@ class CopyPlanner:
         if not sources:
             raise ValueError(f"the form is {self.instruction.name} SOURCE… TARGET")
         excluded = tuple(self._value(each) for name, each in self.instruction.flags if name == "exclude")
-        found = [one for source in sources for one in self._found(source, len(sources), excluded)]
+        matched = [one for source in sources for one in self._found(source, len(sources), excluded)]
         parents = self.instruction.switch("parents")
         into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or target == ""
-        if not found:
+        if not matched:
             # patterns are for files that may be absent, such as the lock file of `COPY package.json yarn.lock* ./`
             return None
-        if len(found) > 1 and not into and not parents:
+        if len(matched) > 1 and not into and not parents:
             raise ValueError(f"several sources go into a folder: write {target}/")
         mode = self._value(self.instruction.flag("chmod") or "")
         return CopyFiles(
-            tuple(found),
+            tuple(matched),
             self.path(target),
             into,
             self._value(self.instruction.flag("chown") or ""),

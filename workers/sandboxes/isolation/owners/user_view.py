@@ -89,13 +89,13 @@ class WaitingCall:
         name = self.path(path) if path else b""
         file = MISSING
         if name or flags & EMPTY_PATH:
-            place = self.place(folder, name)
-            if not place:
+            proc_path = self.proc_path(folder, name)
+            if not proc_path:
                 file = OF_KERNEL
             else:
                 no_follow = os.O_NOFOLLOW if name and flags & NO_FOLLOW else 0
                 with contextlib.suppress(OSError):
-                    file = os.open(place, os.O_PATH | os.O_CLOEXEC | no_follow)
+                    file = os.open(proc_path, os.O_PATH | os.O_CLOEXEC | no_follow)
         try:
             yield file
         finally:
@@ -132,7 +132,7 @@ class WaitingCall:
             raise OSError(errno.ENAMETOOLONG, "path")
         return name
 
-    def place(self, folder: int, name: bytes) -> bytes:
+    def proc_path(self, folder: int, name: bytes) -> bytes:
         """Return the path by which this process reaches a file of the other; empty for files of the kernel."""
         if name.startswith(b"/"):
             if name.split(b"/", 2)[1] in _KERNEL_FOLDERS:
@@ -382,32 +382,32 @@ class UserView:
 
     def _make_file(self, call: WaitingCall, folder: int, path: int, flags: int, mode: int) -> int | None:
         owner = self._table.of(call.thread).owner
-        place = self._new(call, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
-        if not place:
+        proc_path = self._new(call, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
+        if not proc_path:
             return None
-        owner = file_owners.owner_in(place, owner)
+        owner = file_owners.owner_in(proc_path, owner)
         with self._umask_of(call):
-            file = os.open(place, flags & 0x7FFFFFFF | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
+            file = os.open(proc_path, flags & 0x7FFFFFFF | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
         try:
             file_owners.note_owner(f"/proc/self/fd/{file}", *owner, "/")
             close = flags & os.O_CLOEXEC
             return int(fcntl.ioctl(self._listener, _GIVE, bytearray(_DESCRIPTOR.pack(call.number, 0, file, 0, close))))
         except OSError:
             # the process has no free descriptor or has ended: undo everything
-            os.unlink(place)
+            os.unlink(proc_path)
             raise
         finally:
             os.close(file)
 
     def _make_folder(self, call: WaitingCall, folder: int, path: int, mode: int) -> int | None:
         owner = self._table.of(call.thread).owner
-        place = self._new(call, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
-        if not place:
+        proc_path = self._new(call, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
+        if not proc_path:
             return None
-        owner = file_owners.owner_in(place, owner)
+        owner = file_owners.owner_in(proc_path, owner)
         with self._umask_of(call):
-            os.mkdir(place, mode & 0o7777)
-        file = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.mkdir(proc_path, mode & 0o7777)
+        file = os.open(proc_path, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             file_owners.note_owner(f"/proc/self/fd/{file}", *owner, "/")
         finally:
@@ -420,11 +420,11 @@ class UserView:
         # the process may have changed its root folder by chroot
         if not name or os.readlink(b"/proc/%d/root" % call.thread) != b"/":
             return b""
-        place = call.place(folder, name)
+        proc_path = call.proc_path(folder, name)
         try:
-            os.close(os.open(place, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if no_follow else 0)))
+            os.close(os.open(proc_path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if no_follow else 0)))
         except FileNotFoundError:
-            return place
+            return proc_path
         return b""
 
     @contextlib.contextmanager
@@ -440,19 +440,19 @@ class UserView:
             if file < 0:
                 # for a missing path, the kernel returns the error; the kernel's own files do not change
                 return 0 if file == OF_KERNEL else None
-            place, uid, gid = f"/proc/self/fd/{file}", uid & UNCHANGED, gid & UNCHANGED
-            if not self._table.of(call.thread).may_give(file_owners.owner_of(place) or file_owners.ROOT, uid, gid):
+            proc_path, uid, gid = f"/proc/self/fd/{file}", uid & UNCHANGED, gid & UNCHANGED
+            if not self._table.of(call.thread).may_give(file_owners.owner_of(proc_path) or file_owners.ROOT, uid, gid):
                 return -errno.EPERM
-            file_owners.note_owner(place, uid, gid, "/")
-            file_owners.clear_set_id(place)
+            file_owners.note_owner(proc_path, uid, gid, "/")
+            file_owners.clear_set_id(proc_path)
             return 0
 
     def _is_noted(self, call: WaitingCall, folder: int, path: int, flags: int) -> bool:
         """Return whether an owner is recorded for a file. Called most often, and false for nearly all files."""
         name = call.path(path) if path else b""
-        place = call.place(folder, name) if name or flags & EMPTY_PATH else b""
+        proc_path = call.proc_path(folder, name) if name or flags & EMPTY_PATH else b""
         follow = not (name and flags & NO_FOLLOW)
-        return bool(place) and file_owners.owner_at(place, follow=follow) is not None
+        return bool(proc_path) and file_owners.owner_at(proc_path, follow=follow) is not None
 
     def _tell(
         self, call: WaitingCall, folder: int, path: int, flags: int, target: int, mask: int | None = None

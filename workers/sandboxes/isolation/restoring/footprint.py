@@ -106,7 +106,7 @@ class Footprint:
             return False
         if self.is_own(path):
             return True
-        in_image = bool(self._image.place(path))
+        in_image = bool(self._image.node_path(path))
         if stat.S_ISCHR(mode) and not self.is_system(path):
             # a whiteout
             return True
@@ -130,7 +130,7 @@ class Footprint:
         """Return whether loaders, interpreters or shells search this path by themselves."""
         parts = path.split("/")
         at = self._module_folder(parts)
-        if at >= 0 and parts[at] != "node_modules" and self._image.place("/".join(parts[: at + 1])):
+        if at >= 0 and parts[at] != "node_modules" and self._image.node_path("/".join(parts[: at + 1])):
             return True
         if path.rpartition("/")[0] in self._image.bin_folders:
             return True
@@ -192,7 +192,7 @@ class Footprint:
             return not own or (recorded and parts[-1] not in self._image.sources)
         if folder == "node_modules":
             package = "/".join(parts[: at + (3 if top.startswith("@") else 2)])
-            return not self._image.place(package) and os.path.isfile(f"{package}/package.json")
+            return not self._image.node_path(package) and os.path.isfile(f"{package}/package.json")
         if "-info" in top and top.rpartition(".")[2] in ("dist-info", "egg-info"):
             return distribution(top) not in self._image.distributions
         known = self._image.installed_modules | self._image.standard_modules
@@ -201,8 +201,8 @@ class Footprint:
         return top.endswith((".pth", ".egg-link")) or path in self._records
 
     def _is_namespace(self, package: str) -> bool:
-        place = self._image.place(package)
-        return bool(place) and os.path.isdir(place) and not os.path.lexists(f"{place}/__init__.py")
+        node_path = self._image.node_path(package)
+        return bool(node_path) and os.path.isdir(node_path) and not os.path.lexists(f"{node_path}/__init__.py")
 
     def _is_automatic(self, path: str) -> bool:
         if _START_UP.search(path):
@@ -240,7 +240,7 @@ class Footprint:
                 return True
             if line.strip() and not line.startswith("#"):
                 added = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), line.rstrip())).strip("/")
-                if not os.path.isdir(added or ".") and not os.path.isdir(self._image.place(added)):
+                if not os.path.isdir(added or ".") and not os.path.isdir(self._image.node_path(added)):
                     return True
                 self._on_path.add(added)
         return False
@@ -260,7 +260,9 @@ class Footprint:
             and not _HOME.fullmatch(folder + "/")
         ):
             return False
-        if os.path.lexists(f"{folder or '.'}/__init__.py") or self._image.place(f"{folder}/__init__.py".lstrip("/")):
+        if os.path.lexists(f"{folder or '.'}/__init__.py") or self._image.node_path(
+            f"{folder}/__init__.py".lstrip("/")
+        ):
             return False
         return stem in _RUNNERS or stem in self._image.standard_modules
 
@@ -285,13 +287,13 @@ class Footprint:
                 # of a process of the tests
                 at = self._workdir.split("/") if name == "cwd" and self._workdir else []
                 continue
-            here = "/".join(at)
-            place = here if os.path.lexists(here) else self._image.place(here)
-            if place and os.path.islink(place):
+            current = "/".join(at)
+            node_path = current if os.path.lexists(current) else self._image.node_path(current)
+            if node_path and os.path.islink(node_path):
                 n_links += 1
                 if n_links > _MAX_LINKS:
                     return False
-                target = os.readlink(place)
+                target = os.readlink(node_path)
                 at = [] if target.startswith("/") else at[:-1]
                 waiting += target.split("/")[::-1]
         return False
@@ -322,7 +324,7 @@ def restore_footprint(
         if not stat.S_ISDIR(mode):
             if not footprint.stays(path, mode):
                 removed.append(path)
-        elif footprint.is_system(path) and not footprint.is_own(path) and not _uncover(image.place(path), path):
+        elif footprint.is_system(path) and not footprint.is_own(path) and not _uncover(image.node_path(path), path):
             removed.append(path)
     for path in removed:
         remove(path)

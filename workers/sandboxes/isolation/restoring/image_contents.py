@@ -52,7 +52,7 @@ class ImageContents:
         self.lower = lower
         self.bin_folders = [folder.strip("/") for folder in bin_folders]
 
-    def place(self, path: str) -> str:
+    def node_path(self, path: str) -> str:
         """Return the path on this node of a path of the image; empty if the image does not have it."""
         return next((f"{each}/{path}" for each in self.lower if os.path.lexists(f"{each}/{path}")), "")
 
