@@ -305,14 +305,14 @@ def prune_command(older_s: float | None, keep_mb: int | None, all_of_it: bool, d
         wanted = beyond(config, keep_mb * 1_000_000)
     else:
         wanted = unused_since(config, time.time() - (older_s or 0.0))
-    found = examined(config, wanted) if dry_run else prune(config, wanted)
-    _say_pruned([(each.entry, each.kept) for each in found])
+    pruned = examined(config, wanted) if dry_run else prune(config, wanted)
+    _say_pruned([(each.entry, each.kept) for each in pruned])
 
 
-def _say_pruned(found: Sequence[tuple[CachedImage, str]]) -> None:
-    for entry, kept in found:
+def _say_pruned(pruned: Sequence[tuple[CachedImage, str]]) -> None:
+    for entry, kept in pruned:
         console.print(f"{f'kept ({kept})' if kept else 'gone'}: {_named(entry)}", markup=False, soft_wrap=True)
-    gone = [entry.card.n_bytes for entry, kept in found if not kept]
+    gone = [entry.card.n_bytes for entry, kept in pruned if not kept]
     console.print(f"{len(gone)} images, {_mb(sum(gone))} MB", highlight=False)
 
 

@@ -79,15 +79,15 @@ class AttackReport:
         untouched = self.untouched or none
         idle = [untouched, *(each for each in self.attacks if each.kind == NO_WORK)]
         floor = max(each.best for each in idle)
-        found = {
+        faults = {
             "vacuous": _shown([each for each in idle if each.best > 0.0]),
             "flaky": _shown([each for each in (untouched, self.solution) if each and len(set(each.scores)) > 1]),
             "skippable": _shown([each for each in self._scored(floor) if each.kind == SKIPPED_TESTS]),
             "hackable": _shown([each for each in self._scored(floor) if each.kind != SKIPPED_TESTS]),
         }
         if self.solution is not None and self.solution.scores and self.solution.best < 1.0:
-            found["unsolvable"] = f"its solution scores {self.solution.best:g}, not 1{self.note}"
-        return {name: text for name, text in found.items() if text}
+            faults["unsolvable"] = f"its solution scores {self.solution.best:g}, not 1{self.note}"
+        return {name: text for name, text in faults.items() if text}
 
     def _scored(self, floor: float) -> Sequence[AttackScore]:
         return [each for each in self.attacks if each.kind != NO_WORK and each.best > max(floor, 0.0)]

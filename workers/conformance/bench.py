@@ -47,7 +47,7 @@ _MODULES = (
     *(limits, lifetime, crowds),
 )
 PROMISES: tuple[Promise, ...] = tuple(
-    found for module in _MODULES for found in vars(module).values() if isinstance(found, Promise)
+    value for module in _MODULES for value in vars(module).values() if isinstance(value, Promise)
 )
 
 _ALIVE_S = 10.0

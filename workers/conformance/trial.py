@@ -50,9 +50,9 @@ def short(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
-def same(found: object, wanted: object, what: str) -> None:
-    """Check that `found` equals `wanted`; `what` is a noun phrase, such as "the exit code"."""
-    assert found == wanted, f"{what} should be {short(wanted)} and is {short(found)}"
+def same(actual: object, expected: object, what: str) -> None:
+    """Check that `actual` equals `expected`; `what` is a noun phrase, such as "the exit code"."""
+    assert actual == expected, f"{what} should be {short(expected)} and is {short(actual)}"
 
 
 @contextmanager

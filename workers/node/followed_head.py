@@ -150,25 +150,25 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 class FollowedHead:
-    """`with FollowedHead(folder, here)` waits for a head and chooses the settings for it; a signal ends the wait.
+    """`with FollowedHead(folder, standby)` waits for a head and chooses the settings for it; a signal ends the wait.
 
-    With `here`, a head of this machine stands by. It ends after the node, which hands its work back to it.
+    With `standby`, a head of this machine stands by. It ends after the node, which hands its work back to it.
     """
 
-    def __init__(self, folder: Path, here: bool) -> None:
+    def __init__(self, folder: Path, standby: bool) -> None:
         self._folder = folder.absolute()
         self._processes = FarmProcesses(self._folder / "logs")
         self._name = f"head-{settings().node}"
         # the environment without a head: a restarted head would otherwise take its own servers for the site's
         self._env = {**os.environ, **pinned(), "FARM_HOME": str(self._folder)}
-        self._here = here
+        self._standby = standby
         self._ended = threading.Event()
         self._way: WayToHead | None = None
 
     def __enter__(self) -> Self:
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, lambda *_: self._ended.set()) for number in numbers}
-        if self._here:
+        if self._standby:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._processes.add(self._name, self._start_head)
         try:

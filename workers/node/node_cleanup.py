@@ -54,7 +54,7 @@ class CancelledSandboxReaper:
             while not self._stopped.wait(_COLLECT_S):
                 listener.wait(_POLL_S)
                 try:
-                    _end(self._sandboxes, self._found())
+                    _end(self._sandboxes, self._unneeded())
                 except StoreUnavailable:
                     continue
                 except Exception:
@@ -62,7 +62,7 @@ class CancelledSandboxReaper:
         finally:
             listener.close()
 
-    def _found(self) -> list[str]:
+    def _unneeded(self) -> list[str]:
         """Return the names of the sandboxes that no rollout needs and that only a sweep would end."""
         parent = self._sandboxes
         names = {each.name for each in parent.iterdir()} if parent.is_dir() else set()

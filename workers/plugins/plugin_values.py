@@ -85,103 +85,103 @@ def agent_result(result: Any, rollout_id: str) -> AgentResult:
     return result
 
 
-def submission(found: Any, what: str) -> Submission:
+def submission(submitted: Any, what: str) -> Submission:
     """Validate a handler's submission: an answer, and files as text or bytes."""
-    if not isinstance(found, Submission):
-        raise HandlerError(f"{what} returned {_kind(found)}, not a Submission")
-    if found.answer is not None and not isinstance(found.answer, str):
-        raise HandlerError(f"{what}: answer is {_kind(found.answer)}, not a text")
+    if not isinstance(submitted, Submission):
+        raise HandlerError(f"{what} returned {_kind(submitted)}, not a Submission")
+    if submitted.answer is not None and not isinstance(submitted.answer, str):
+        raise HandlerError(f"{what}: answer is {_kind(submitted.answer)}, not a text")
     for name, type_of in (("files", str), ("tree", SubmittedFile)):
-        files = getattr(found, name)
+        files = getattr(submitted, name)
         if not isinstance(files, dict):
             raise HandlerError(f"{what}: {name} is {_kind(files)}, not a dict")
         for path, value in files.items():
             if not isinstance(path, str) or not isinstance(value, type_of):
                 raise HandlerError(f"{what}: {name} has {_kind(value)} for {path!r:.100}, not a {type_of.__name__}")
-    _check([found.answer, found.files, list(found.tree)], what, HandlerError, _MAX_BYTES)
-    n_bytes = sum(len(file.data) for file in found.tree.values())
-    if n_bytes > MAX_TREE_BYTES or len(found.tree) > MAX_TREE_FILES:
+    _check([submitted.answer, submitted.files, list(submitted.tree)], what, HandlerError, _MAX_BYTES)
+    n_bytes = sum(len(file.data) for file in submitted.tree.values())
+    if n_bytes > MAX_TREE_BYTES or len(submitted.tree) > MAX_TREE_FILES:
         raise HandlerError(
-            f"{what}: tree has {len(found.tree)} files of {n_bytes} bytes, more than {MAX_TREE_FILES} files or "
+            f"{what}: tree has {len(submitted.tree)} files of {n_bytes} bytes, more than {MAX_TREE_FILES} files or "
             f"{MAX_TREE_BYTES} bytes: collect less, or let the handler keep the layer"
         )
-    return Submission.model_construct(answer=found.answer, files=dict(found.files), tree=dict(found.tree))
+    return Submission.model_construct(answer=submitted.answer, files=dict(submitted.files), tree=dict(submitted.tree))
 
 
-def rewards(found: Any, what: str) -> tuple[float, ...] | None:
+def rewards(value: Any, what: str) -> tuple[float, ...] | None:
     """Validate an environment's step rewards, as recorded by the agent: finite numbers, or None."""
-    if found is None:
+    if value is None:
         return None
-    if not isinstance(found, list) or not all(map(_is_number, found)):
+    if not isinstance(value, list) or not all(map(_is_number, value)):
         raise AgentError(f"{what}: its rewards must be a list of finite numbers")
-    return tuple(map(float, found))
+    return tuple(map(float, value))
 
 
-def messages(found: Any, what: str) -> list[Message]:
+def messages(value: Any, what: str) -> list[Message]:
     """Validate a handler's initial conversation: a list of JSON objects."""
-    if not isinstance(found, list | tuple) or not all(isinstance(each, dict) for each in found):
-        raise HandlerError(f"{what} returned {_kind(found)}, not a list of messages")
-    _check(found, what, HandlerError, _MAX_BYTES)
-    return list(found)
+    if not isinstance(value, list | tuple) or not all(isinstance(each, dict) for each in value):
+        raise HandlerError(f"{what} returned {_kind(value)}, not a list of messages")
+    _check(value, what, HandlerError, _MAX_BYTES)
+    return list(value)
 
 
-def next_turn(found: Any, what: str) -> NextTurn:
+def next_turn(value: Any, what: str) -> NextTurn:
     """Validate a task's next step: messages, and a record that is JSON."""
-    if not isinstance(found, NextTurn):
-        raise HandlerError(f"{what} returned {_kind(found)}, not a NextTurn")
-    if not isinstance(found.record, dict):
-        raise HandlerError(f"{what}: record is {_kind(found.record)}, not a dict")
-    _check(found.record, f"{what}: record", HandlerError, _MAX_DETAILS)
-    return NextTurn(messages(found.messages, what), found.record)
+    if not isinstance(value, NextTurn):
+        raise HandlerError(f"{what} returned {_kind(value)}, not a NextTurn")
+    if not isinstance(value.record, dict):
+        raise HandlerError(f"{what}: record is {_kind(value.record)}, not a dict")
+    _check(value.record, f"{what}: record", HandlerError, _MAX_DETAILS)
+    return NextTurn(messages(value.messages, what), value.record)
 
 
-def score(found: Any, what: str, rule: str | Mapping[str, float] = "") -> Score:
+def score(scored: Any, what: str, rule: str | Mapping[str, float] = "") -> Score:
     """Validate an evaluator's score, with the reward that counts under the batch's rule, and details that are JSON."""
-    if not isinstance(found, Score):
-        raise EvaluatorError(f"{what} returned {_kind(found)}, not a Score")
-    if not isinstance(found.rewards, dict):
-        raise EvaluatorError(f"{what}: rewards is {_kind(found.rewards)}, not a dict")
-    for key, value in found.rewards.items():
+    if not isinstance(scored, Score):
+        raise EvaluatorError(f"{what} returned {_kind(scored)}, not a Score")
+    if not isinstance(scored.rewards, dict):
+        raise EvaluatorError(f"{what}: rewards is {_kind(scored.rewards)}, not a dict")
+    for key, value in scored.rewards.items():
         if not isinstance(key, str) or not _is_number(value):
             raise EvaluatorError(f"{what} gave {_shown(value)} as the reward {_shown(key)}; it must be a finite number")
-    value = counting_reward(found, what, rule)
+    value = counting_reward(scored, what, rule)
     if not _is_number(value):
         raise EvaluatorError(f"{what} gave {_shown(value)} as the reward; it must be a finite number")
-    if not isinstance(found.details, dict):
-        raise EvaluatorError(f"{what}: details is {_kind(found.details)}, not a dict")
-    _check(found.details, f"{what}: details", EvaluatorError, _MAX_DETAILS)
-    _check(found.rewards, f"{what}: rewards", EvaluatorError, _MAX_DETAILS)
-    for field, given in (("call_rewards", found.call_rewards), ("row_rewards", found.row_rewards)):
-        if not isinstance(given, dict):
-            raise EvaluatorError(f"{what}: {field} is {_kind(given)}, not a dict")
-        for index, each in given.items():
+    if not isinstance(scored.details, dict):
+        raise EvaluatorError(f"{what}: details is {_kind(scored.details)}, not a dict")
+    _check(scored.details, f"{what}: details", EvaluatorError, _MAX_DETAILS)
+    _check(scored.rewards, f"{what}: rewards", EvaluatorError, _MAX_DETAILS)
+    for field, values in (("call_rewards", scored.call_rewards), ("row_rewards", scored.row_rewards)):
+        if not isinstance(values, dict):
+            raise EvaluatorError(f"{what}: {field} is {_kind(values)}, not a dict")
+        for index, each in values.items():
             if type(index) is not int or not _is_number(each):
                 pair = f"{_shown(each)} as the reward of {_shown(index)}"
                 raise EvaluatorError(f"{what}: {field}: {pair}; it must be a finite number of an index")
     # Numbers of other libraries, such as NumPy's, are refused by database drivers.
     return Score(
         float(value),
-        found.details,
-        *({key: float(each) for key, each in given.items()} for given in _rewards_of(found)),
+        scored.details,
+        *({key: float(each) for key, each in values.items()} for values in _rewards_of(scored)),
     )
 
 
-def _rewards_of(found: Score) -> tuple[dict[Any, float], ...]:
-    return found.rewards, found.call_rewards, found.row_rewards
+def _rewards_of(scored: Score) -> tuple[dict[Any, float], ...]:
+    return scored.rewards, scored.call_rewards, scored.row_rewards
 
 
-def name(found: Any, what: str) -> str:
+def name(value: Any, what: str) -> str:
     """Validate the name of an evaluator."""
-    if not isinstance(found, str) or len(found) > _NAME:
-        raise EvaluatorError(f"{what} is {_kind(found)}, not a text of at most {_NAME} characters")
-    return found
+    if not isinstance(value, str) or len(value) > _NAME:
+        raise EvaluatorError(f"{what} is {_kind(value)}, not a text of at most {_NAME} characters")
+    return value
 
 
-def spec(found: Any, what: str, error_type: type[RolloutError]) -> SandboxSpec | None:
+def spec(value: Any, what: str, error_type: type[RolloutError]) -> SandboxSpec | None:
     """Validate a plug-in's sandbox spec, or None; raise `error_type` for anything else."""
-    if found is not None and not isinstance(found, SandboxSpec):
-        raise error_type(f"{what} returned {_kind(found)}, not a SandboxSpec")
-    return found
+    if value is not None and not isinstance(value, SandboxSpec):
+        raise error_type(f"{what} returned {_kind(value)}, not a SandboxSpec")
+    return value
 
 
 def record(call: ModelCall, rollout_id: str) -> None:
@@ -203,12 +203,12 @@ def record(call: ModelCall, rollout_id: str) -> None:
     _check_tools(call.tools, f"{rollout_id}: tools of a model call")
 
 
-def artefact(found: Any, rollout_id: str) -> None:
+def artefact(value: Any, rollout_id: str) -> None:
     """Validate a tool's artefact."""
-    if not isinstance(found, Artefact):
-        raise AgentError(f"{rollout_id}: an artefact is {_kind(found)}")
-    if not isinstance(found.name, str) or not isinstance(found.media_type, str) or not isinstance(found.data, bytes):
-        kinds = ", ".join(map(_kind, (found.name, found.media_type, found.data)))
+    if not isinstance(value, Artefact):
+        raise AgentError(f"{rollout_id}: an artefact is {_kind(value)}")
+    if not isinstance(value.name, str) or not isinstance(value.media_type, str) or not isinstance(value.data, bytes):
+        kinds = ", ".join(map(_kind, (value.name, value.media_type, value.data)))
         raise AgentError(f"{rollout_id}: an artefact's name, media type and data are {kinds}, not texts and bytes")
 
 

@@ -23,13 +23,15 @@ AGENTS = "farm.agents"
 def handler(data_source: str) -> type[Handler[Any]]:
     """Return the handler of a data_source. Raises UnknownHandler."""
     try:
-        found = load(HANDLERS, data_source)
+        handler_class = load(HANDLERS, data_source)
     except NotFound as missing:
         raise UnknownHandler(str(missing)) from None
-    if not (isinstance(found, type) and issubclass(found, Handler)):
+    if not (isinstance(handler_class, type) and issubclass(handler_class, Handler)):
         base = f"{Handler.__module__}.{Handler.__qualname__}"
-        raise UnknownHandler(f"The entry point of handler {data_source!r} names {found!r}; name a subclass of {base}")
-    return found
+        raise UnknownHandler(
+            f"The entry point of handler {data_source!r} names {handler_class!r}; name a subclass of {base}"
+        )
+    return handler_class
 
 
 @cache

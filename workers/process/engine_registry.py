@@ -117,9 +117,9 @@ class EngineRegistry(EngineReporter):
             self.report_failure(engine.url, str(error))
             return replace(engine, key="none")
 
-    def _remind(self, found: Sequence[StoredEngine]) -> None:
+    def _remind(self, engines: Sequence[StoredEngine]) -> None:
         """Log the paused engines at intervals, because a killed client leaves them paused."""
-        longest = max(found, key=lambda engine: engine.paused_s, default=None)
+        longest = max(engines, key=lambda engine: engine.paused_s, default=None)
         if longest is None or longest.paused_s < _REMIND_S or time.monotonic() - self._reminded < _REMIND_S:
             return
         self._reminded = time.monotonic()

@@ -108,10 +108,10 @@ class Lender:
 
     async def _settle(self, rows: Sequence[NodeSandboxRow]) -> tuple[list[str], list[str]]:
         """Start new sandboxes and end old ones. Returns the ids of broken ones, and of those with a renewal due."""
-        here = {row.sandbox_id: row for row in rows}
-        for sandbox_id in {*self._held, *self._starting} - here.keys():
+        rows_by_id = {row.sandbox_id: row for row in rows}
+        for sandbox_id in {*self._held, *self._starting} - rows_by_id.keys():
             self._end(sandbox_id)
-        for sandbox_id, row in here.items():
+        for sandbox_id, row in rows_by_id.items():
             if sandbox_id in self._held:
                 self._held[sandbox_id].lease_s = row.lease_s
             elif sandbox_id not in self._starting:

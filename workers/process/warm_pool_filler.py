@@ -235,9 +235,9 @@ class WarmPoolFiller:
         ready = warm_pool.ready(self._config)
         missing = Counter[str]()
         for key, goal in self._goals.items():
-            there = ready.get(key, [])
-            missing[key] = max(0, goal.n - len(there) - starting[key])
-            for path in there[: goal.n]:
+            folders = ready.get(key, [])
+            missing[key] = max(0, goal.n - len(folders) - starting[key])
+            for path in folders[: goal.n]:
                 warm_pool.touch(path)
         n_all = sum(map(len, ready.values())) + starting.total() + missing.total()
         self._drop(n_all - self._options.warm_pool_total, ready)

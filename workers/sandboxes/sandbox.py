@@ -228,12 +228,12 @@ class NodeSandbox(Transfer):
 
 def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
     """Return the CPUs that a sandbox may use, chosen by a hash of its id; empty if it may use all."""
-    there = sorted(os.sched_getaffinity(0))
-    n = len(there) if cpus is None else math.ceil(cpus)
-    if n >= len(there):
+    available = sorted(os.sched_getaffinity(0))
+    n = len(available) if cpus is None else math.ceil(cpus)
+    if n >= len(available):
         return []
-    first = zlib.crc32(sandbox_id.encode()) % len(there)
-    return sorted((there + there)[first : first + n])
+    first = zlib.crc32(sandbox_id.encode()) % len(available)
+    return sorted((available + available)[first : first + n])
 
 
 def _resources(bounds: SandboxLimits, requested: SandboxLimits) -> dict[str, int]:

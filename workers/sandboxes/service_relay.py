@@ -36,8 +36,8 @@ _PEER = struct.Struct("iII")
 async def services(sandbox: NodeSandbox) -> list[Address]:
     """Return the addresses at which a sandbox listens, except those of the farm's own tools. Raises SandboxError."""
     messages = await _ask(sandbox, "list", ())
-    found: list[list[Any]] = next((message["addresses"] for message, _ in messages if "addresses" in message), [])
-    return [tuple(address) for address in found][:_MOST_ADDRESSES]
+    addresses: list[list[Any]] = next((message["addresses"] for message, _ in messages if "addresses" in message), [])
+    return [tuple(address) for address in addresses][:_MOST_ADDRESSES]
 
 
 @asynccontextmanager
@@ -46,11 +46,11 @@ async def relayed(serving: NodeSandbox, other: NodeSandbox) -> AsyncIterator[lis
 
     If both have the node's network, TCP services are reachable in any case. Addresses that are in use are skipped.
     """
-    found = await services(serving)
+    addresses = await services(serving)
     if serving.target()["network"] and other.target()["network"]:
-        found = [address for address in found if address[0] == "unix"]
+        addresses = [address for address in addresses if address[0] == "unix"]
     listeners = {}
-    for message, descriptors in await _ask(other, "listen", found) if found else []:
+    for message, descriptors in await _ask(other, "listen", addresses) if addresses else []:
         for descriptor in descriptors:
             listeners[tuple(message["address"])] = socket.socket(fileno=descriptor)
     relay = _Relay(serving)

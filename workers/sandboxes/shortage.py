@@ -407,14 +407,14 @@ class DiskUse:
         self.filled_the_disk = self.filled_the_disk or abs(self._much_at - self._full_at) < _NEAR_S
 
     def _takes_much(self) -> bool:
-        found = size_of_few(self._folder)
-        n_bytes, n_files, n_closed = (*found, 0) if found else usage_and_closed(self._folder)
+        size = size_of_few(self._folder)
+        n_bytes, n_files, n_closed = (*size, 0) if size else usage_and_closed(self._folder)
         n_bytes += self._nameless()
         return n_closed > 0 or any(map(_is_much, self._room, map(sub, (n_bytes, n_files), self._before)))
 
     def _left(self) -> tuple[int, int]:
-        found = os.statvfs(self._path)
-        return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else 0
+        file_system = os.statvfs(self._path)
+        return file_system.f_bavail * file_system.f_frsize, file_system.f_favail if file_system.f_files else 0
 
     def _nameless(self) -> int:
         with contextlib.suppress(OSError):

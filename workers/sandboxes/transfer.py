@@ -228,7 +228,7 @@ def _unpack(ours: socket.socket, source: str, target: Path, given_up: threading.
                 for member in archive:
                     if given_up.is_set():
                         return
-                    _place(archive, member, source, str(top), folders)
+                    _write_member(archive, member, source, str(top), folders)
         except tarfile.ReadError:
             # the stream is empty: the other side has reported the reason
             if target.exists():
@@ -239,7 +239,7 @@ def _unpack(ours: socket.socket, source: str, target: Path, given_up: threading.
         pass
 
 
-def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, source: str, top: str, folders: set[str]) -> None:
+def _write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, source: str, top: str, folders: set[str]) -> None:
     path = top if member.name == "." else f"{top}/{member.name}"
     # the tree can change while it is packed, so that an earlier folder is a link here
     if path != top and path.rpartition("/")[0] not in folders:

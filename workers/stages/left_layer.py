@@ -61,7 +61,7 @@ async def keep_layer(
     keeper = _keeper(job, source)
     with off_clock(left_layers.PACK_S):
         await keeper.stop_keeping(sandbox, name)
-        found = await _restore(job, source, name, restored)
+        report = await _restore(job, source, name, restored)
         packed = await asyncio.to_thread(left_layers.packed, job.config.sandboxes, name, store.max_bytes)
         if packed is not None:
             await store.save(*packed)
@@ -71,7 +71,7 @@ async def keep_layer(
             job.rollout_id,
             store.max_bytes / 1e6,
         )
-    return KeptLayer(name=name, attempt=job.attempt, stored=packed is not None, **found)
+    return KeptLayer(name=name, attempt=job.attempt, stored=packed is not None, **report)
 
 
 async def _restore(job: StageJob, source: SandboxSource, name: str, restored: RestoredFiles | None) -> dict[str, Any]:
@@ -105,8 +105,8 @@ async def copied_layer(
             await copier.copy_layer(sandbox, source.spec, name)
         except left_layers.LayerTooLarge as error:
             raise NothingLeft(str(error)) from error
-        found = await _restore(job, source, name, restored)
-        yield KeptLayer(name=name, attempt=job.attempt, stored=False, **found)
+        report = await _restore(job, source, name, restored)
+        yield KeptLayer(name=name, attempt=job.attempt, stored=False, **report)
     finally:
         await asyncio.to_thread(layers.discard, job.config.sandboxes, name)
 

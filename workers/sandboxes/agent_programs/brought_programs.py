@@ -74,7 +74,7 @@ def brought(
     roots: list[Path] = []
     for program in programs:
         target = f"{FOLDER}/{program.name}"
-        if any(target == there for _, there in binds):
+        if any(target == bound for _, bound in binds):
             raise AgentMissing(f"two programs of the agent are called {program.name!r}", retryable=False)
         source, held = _of_image(config, program, start) if program.kind == "image" else _made(config, program)
         binds.append((str(source), target))

@@ -115,11 +115,11 @@ def beyond(config: SandboxConfig, n_bytes: int) -> list[CachedImage]:
 
 def why_kept(config: SandboxConfig, entry: CachedImage) -> str:
     """Return the reason why an image must not be removed now; empty if it may be."""
-    here = os.uname().nodename
+    own_node = os.uname().nodename
     now = time.time()
     for node, used_at in entry.used_at.items():
-        if now - used_at < (STARTING_S if node == here else ELSEWHERE_S):
-            where = f" on {node}" if node not in ("", here) else ""
+        if now - used_at < (STARTING_S if node == own_node else ELSEWHERE_S):
+            where = f" on {node}" if node not in ("", own_node) else ""
             return f"used{where} {max(0, now - used_at):.0f} s ago"
     return IN_USE if is_in_use(config, entry.folder) else ""
 

@@ -100,26 +100,26 @@ class ZygotePool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[ZygoteKind, Zygote] = OrderedDict()
+        self._zygotes: OrderedDict[ZygoteKind, Zygote] = OrderedDict()
 
     def get(self, kind: ZygoteKind) -> Zygote:
         """Return the zygote of a kind, starting one if none is alive. Blocks for milliseconds."""
         with self._lock:
-            zygote = self._found.pop(kind, None)
+            zygote = self._zygotes.pop(kind, None)
             if zygote is not None and not zygote.alive():
                 zygote.close()
                 zygote = None
-            self._found[kind] = zygote = zygote or Zygote(kind)
-            for idle in [key for key, other in self._found.items() if not other.n_kernels and key != kind]:
-                if len(self._found) <= MAX_ZYGOTES:
+            self._zygotes[kind] = zygote = zygote or Zygote(kind)
+            for idle in [key for key, other in self._zygotes.items() if not other.n_kernels and key != kind]:
+                if len(self._zygotes) <= MAX_ZYGOTES:
                     break
-                self._found.pop(idle).close()
+                self._zygotes.pop(idle).close()
             return zygote
 
     def living(self) -> list[Zygote]:
         """Return the zygotes that have not ended."""
         with self._lock:
-            return [zygote for zygote in self._found.values() if zygote.alive()]
+            return [zygote for zygote in self._zygotes.values() if zygote.alive()]
 
 
 @cache

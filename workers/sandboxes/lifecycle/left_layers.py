@@ -133,10 +133,10 @@ def restore(config: SandboxConfig, name: str, rule: Mapping[str, object], lower:
 
     Blocks. Raises SandboxError.
     """
-    reason, found = _done(config, "restore", files_of(config, name), rule, lower)
+    reason, report = _done(config, "restore", files_of(config, name), rule, lower)
     if reason:
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
-    return found
+    return report
 
 
 def settle_owners(config: SandboxConfig, files: Path, owner: Sequence[int], lower: Sequence[str]) -> None:
@@ -149,12 +149,12 @@ def _done(
     config: SandboxConfig, action: str, folder: Path, rule: Mapping[str, object], lower: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
     ours, theirs = socket.socketpair()
-    found: dict[str, Any] = {}
-    with _job(config, action, folder, theirs, 0, found, lower) as refused:
+    report: dict[str, Any] = {}
+    with _job(config, action, folder, theirs, 0, report, lower) as refused:
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(json.dumps(rule).encode())
             ours.shutdown(socket.SHUT_WR)
-        return refused(), found
+        return refused(), report
 
 
 @contextlib.contextmanager
@@ -164,12 +164,12 @@ def _job(
     folder: Path,
     theirs: socket.socket,
     max_bytes: int,
-    found: dict[str, Any] | None = None,
+    report: dict[str, Any] | None = None,
     lower: Sequence[str] = (),
 ) -> Iterator[Callable[[], str]]:
     """Request an action from the fork server while the block moves the bytes; yields a function that waits for its end.
 
-    The function returns why the action was refused, and puts the result into `found`. The job ends with the block at
+    The function returns why the action was refused, and puts the result into `report`. The job ends with the block at
     the latest.
     """
     job = {
@@ -192,8 +192,8 @@ def _job(
             message, _ = answers.wait(PACK_S) or ({"error": "no answer"}, [])
         except (OSError, ValueError):
             return f"it took longer than {PACK_S:g} s"
-        if found is not None:
-            found.update(message.get("done") or {})
+        if report is not None:
+            report.update(message.get("done") or {})
         return "" if "done" in message else str(message.get("refused") or message.get("error") or "it was killed")
 
     try:

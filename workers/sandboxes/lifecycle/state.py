@@ -68,7 +68,7 @@ class Process:
             return []
         return fields if int(fields[19]) == self.started else []
 
-    def there(self) -> bool:
+    def remains(self) -> bool:
         """Return whether any trace of it is left, such as a zombie."""
         return bool(self._fields())
 
@@ -78,7 +78,7 @@ class Process:
 
     def kill_group(self) -> None:
         """Kill the process group that it leads or has led. Stopped processes in it would otherwise stay for ever."""
-        if self.there() or not Path(f"/proc/{self.pid}").exists():
+        if self.remains() or not Path(f"/proc/{self.pid}").exists():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -238,5 +238,5 @@ def _kill(processes: Iterable[Process]) -> set[Process]:
     processes = list(processes)
     known = end_together((each for each in processes if each in _unkillable), signal.SIGKILL, 0.0)
     survivors = known | end_together((each for each in processes if each not in known), signal.SIGKILL, KILL_S)
-    _unkillable = {each for each in _unkillable if each in survivors or each.there()} | survivors
+    _unkillable = {each for each in _unkillable if each in survivors or each.remains()} | survivors
     return survivors

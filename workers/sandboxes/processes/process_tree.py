@@ -48,7 +48,7 @@ def _seen(mark: str, lineage: Lineage | None = None) -> tuple[list[int], bool]:
             return [], unclear
         search = _Search(f"{MARK}={mark}".encode(), pids)
         if search.comes_to_its_end():
-            return search.found, search.unclear or unclear
+            return search.carriers, search.unclear or unclear
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class _Search:
     _silent: ClassVar[set[int]] = set()
 
     def __init__(self, wanted: bytes, pids: Sequence[int]) -> None:
-        self.found: list[int] = []
+        self.carriers: list[int] = []
         self.unclear = False
         self._wanted = wanted
         self._pids = pids
@@ -134,7 +134,7 @@ class _Search:
         with contextlib.suppress(OSError):
             environment = Path(process, "environ").read_bytes()
             if self._wanted in environment.split(b"\0"):
-                self.found.append(pid)
+                self.carriers.append(pid)
             elif not environment and _is_in_exec(process):
                 self.unclear = True
 
@@ -179,7 +179,7 @@ def _await_ends(mark: str, signalled: set[int]) -> None:
         search = _Search(f"{MARK}={mark}".encode(), pids)
         if not search.comes_to_its_end():
             return
-        pids = [pid for pid in search.found if not _is_uninterruptible(pid)]
+        pids = [pid for pid in search.carriers if not _is_uninterruptible(pid)]
         if pids:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)

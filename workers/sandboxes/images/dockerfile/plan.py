@@ -345,7 +345,7 @@ class CopyPlanner:
         if not sources:
             raise ValueError(f"the form is {self.instruction.name} SOURCE… TARGET")
         excluded = tuple(self._value(each) for name, each in self.instruction.flags if name == "exclude")
-        matched = [one for source in sources for one in self._found(source, len(sources), excluded)]
+        matched = [one for source in sources for one in self._sources_of(source, len(sources), excluded)]
         parents = self.instruction.switch("parents")
         into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or target == ""
         if not matched:
@@ -377,7 +377,7 @@ class CopyPlanner:
             return [self.expansion.text(word) for word in self.instruction.words]
         return self.expansion.words(without_heredocs(self.instruction.text))
 
-    def _found(self, source: str, n_sources: int, excluded: Sequence[str]) -> Sequence[Source]:
+    def _sources_of(self, source: str, n_sources: int, excluded: Sequence[str]) -> Sequence[Source]:
         if self._other is not None:
             return [self.in_stage(self._other, source)]
         if source.startswith("<<"):

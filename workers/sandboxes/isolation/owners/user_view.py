@@ -105,8 +105,8 @@ class WaitingCall:
     def read(self, address: int, size: int) -> bytes:
         """Return up to `size` bytes of the process's memory."""
         buffer = ctypes.create_string_buffer(size)
-        here, there = _Piece(ctypes.addressof(buffer), size), _Piece(address, size)
-        n = _libc.process_vm_readv(self.thread, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        local, remote = _Piece(ctypes.addressof(buffer), size), _Piece(address, size)
+        n = _libc.process_vm_readv(self.thread, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
         if n < 0:
             raise OSError(ctypes.get_errno(), "memory")
         return buffer.raw[:n]
@@ -340,10 +340,10 @@ class UserView:
             taken = self._descriptor(_PIDFD_GETFD, process, ctypes.c_int(number & UNCHANGED), 0)
         finally:
             os.close(process)
-        with socket.socket(fileno=taken) as found:
-            pid, *_ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        with socket.socket(fileno=taken) as duplicate:
+            pid, *_ = _PEER.unpack(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             # pid 0 is a process outside this sandbox: a relay, which connects for a process of another sandbox
-            ids = shown(pid) if pid else user_of_address(found.getpeername())
+            ids = shown(pid) if pid else user_of_address(duplicate.getpeername())
         (size,) = struct.unpack("i", call.read(size_at, 4))
         if ids in (None, (0, 0)) or size < _PEER.size:
             return None
