@@ -108,8 +108,8 @@ def check(
     if difference:
         console.print(f"{name}: not deterministic: {difference}", highlight=False, markup=False)
         raise SystemExit(1)
-    given = [each.reward for each in episodes[0][1:]]
-    console.print(f"{name}: deterministic over {n_steps} steps; rewards {given}", highlight=False, markup=False)
+    step_rewards = [each.reward for each in episodes[0][1:]]
+    console.print(f"{name}: deterministic over {n_steps} steps; rewards {step_rewards}", highlight=False, markup=False)
 
 
 async def run_episodes(instance: EnvironmentInstance, kind: str, actions: Sequence[str]) -> list[list[ObservedStep]]:

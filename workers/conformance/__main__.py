@@ -53,13 +53,13 @@ def main(name: str | None, group: tuple[str, ...], only: tuple[str, ...], image:
         provider = provider_of(name)
         if missing := provider.missing():
             raise click.ClickException(f"sandbox {name} cannot run here: {missing}")
-        verdicts = asyncio.run(_until_a_signal(provider, promises, image))
+        results = asyncio.run(_until_a_signal(provider, promises, image))
     except (FarmError, ImportError, AttributeError) as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
-    console.print(summary_of(verdicts, promises), highlight=False)
-    if len(verdicts) < len(promises):
+    console.print(summary_of(results, promises), highlight=False)
+    if len(results) < len(promises):
         sys.exit(_INTERRUPTED)
-    sys.exit(any(decision.state is PromiseState.BROKEN for decision in verdicts))
+    sys.exit(any(result.state is PromiseState.BROKEN for result in results))
 
 
 def provider_of(name: str) -> SandboxProvider:
@@ -69,18 +69,18 @@ def provider_of(name: str) -> SandboxProvider:
 
 async def _until_a_signal(provider: SandboxProvider, promises: Sequence[Promise], image: str) -> list[PromiseResult]:
     """Return the results of the promises; after Ctrl-C or SIGTERM, those so far. Nothing is left behind."""
-    verdicts: list[PromiseResult] = []
-    trying = asyncio.ensure_future(_try_all(provider, promises, image, verdicts))
+    results: list[PromiseResult] = []
+    trying = asyncio.ensure_future(_try_all(provider, promises, image, results))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, trying.cancel)
     await asyncio.wait({trying})
     if not trying.cancelled():
         trying.result()
-    return verdicts
+    return results
 
 
 async def _try_all(
-    provider: SandboxProvider, promises: Sequence[Promise], image: str, verdicts: list[PromiseResult]
+    provider: SandboxProvider, promises: Sequence[Promise], image: str, results: list[PromiseResult]
 ) -> None:
     columns = (TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -92,8 +92,8 @@ async def _try_all(
                 if group:
                     progress.console.print(group, style="bold", highlight=False)
                 progress.update(shown, description=promise.name)
-                verdicts.append(await bench.judge(promise))
-                progress.console.print(row_of(verdicts[-1]), highlight=False)
+                results.append(await bench.judge(promise))
+                progress.console.print(row_of(results[-1]), highlight=False)
                 progress.advance(shown)
 
 
@@ -103,23 +103,21 @@ def _headings(promises: Sequence[Promise]) -> list[str]:
     return [group.replace("_", " ") if group != before else "" for before, group in pairwise(groups)]
 
 
-def row_of(decision: PromiseResult) -> Table:
+def row_of(result: PromiseResult) -> Table:
     """Return a line for a promise that was tried; below it, over the whole width, why it is not kept."""
-    state = f"[{_COLOURS[decision.state]}]{decision.state:>9}[/]"
+    state = f"[{_COLOURS[result.state]}]{result.state:>9}[/]"
     row = Table.grid(padding=(0, 1))
-    row.add_row("", state, f"{decision.seconds:6.1f} s  {decision.promise.name}")
-    lines = (
-        [decision.reason, f"Promised: {decision.promise.statement}"] if decision.state is PromiseState.BROKEN else []
-    )
-    for line in lines or filter(None, [decision.reason]):
+    row.add_row("", state, f"{result.seconds:6.1f} s  {result.promise.name}")
+    lines = [result.reason, f"Promised: {result.promise.statement}"] if result.state is PromiseState.BROKEN else []
+    for line in lines or filter(None, [result.reason]):
         row.add_row("", "", Padding(escape(line), (0, 0, 0, 10)))
     return row
 
 
-def summary_of(verdicts: Sequence[PromiseResult], promises: Sequence[Promise]) -> str:
+def summary_of(results: Sequence[PromiseResult], promises: Sequence[Promise]) -> str:
     """Return one line with the number of promises in each state."""
-    counts = [f"{sum(decision.state is state for decision in verdicts)} {state}" for state in PromiseState]
-    if missing := len(promises) - len(verdicts):
+    counts = [f"{sum(result.state is state for result in results)} {state}" for state in PromiseState]
+    if missing := len(promises) - len(results):
         counts.append(f"{missing} left out, as it was interrupted")
     return ", ".join(counts)
 

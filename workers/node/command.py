@@ -45,7 +45,7 @@ _COUNT = click.IntRange(min=1)
     is_flag=True,
     help="Also run the head of that folder while there is none: the first node does, and another after its end.",
 )
-def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
+def main(shared: Path | None, head_on_first: bool, **overrides: Any) -> None:
     """Run this machine's part of the farm until SIGTERM; a second one, seconds later, ends the grace."""
     if head_on_first and shared is None:
         raise click.UsageError("--head-on-first needs --at DIR, the folder that all nodes share")
@@ -64,7 +64,9 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
             head = stack.enter_context(FollowedHead(shared, head_on_first)) if shared is not None else None
             if head is not None and not head.reached:
                 return
-            chosen = settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+            chosen = settings().model_copy(
+                update={name: value for name, value in overrides.items() if value is not None}
+            )
             if not chosen.broker_url:
                 raise click.ClickException(
                     "FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ, or --at DIR"

@@ -65,15 +65,15 @@ class WorkerForkServer:
 
         The server closes `but`. The call returns only in this process. Raises OSError if it fails.
         """
-        ours, its = _control_sockets()
+        ours, theirs = _control_sockets()
         supervisor = os.getpid()
-        with its:
+        with theirs:
             pid = os.fork()
             if not pid:
                 ours.close()
                 for descriptor in (self._lifeline[1], *but):
                     os.close(descriptor)
-                _serve_forked(its.detach(), self._lifeline[0], supervisor)
+                _serve_forked(theirs.detach(), self._lifeline[0], supervisor)
         self._child, self._control = ForkedProcess(exit_status, pid), ours
 
     def start(self, name: str, slots: int, env: Mapping[str, str], log: Path | None) -> ForkedProcess:
@@ -117,11 +117,11 @@ class WorkerForkServer:
     def _begin(self) -> None:
         if self._control is not None:
             self._control.close()
-        ours, its = _control_sockets()
-        with its:
+        ours, theirs = _control_sockets()
+        with theirs:
             env = os.environ | {"FARM_LIFELINE_FD": str(self._lifeline[0])}
-            argv = [sys.executable, "-m", "workers.queue", str(its.fileno()), "-" * _TITLE_ROOM]
-            self._child = ChildProcess(argv, env=env, pass_fds=[its.fileno(), self._lifeline[0]])
+            argv = [sys.executable, "-m", "workers.queue", str(theirs.fileno()), "-" * _TITLE_ROOM]
+            self._child = ChildProcess(argv, env=env, pass_fds=[theirs.fileno(), self._lifeline[0]])
         self._control = ours
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,9 +141,9 @@ class WorkerForkServer:
 
 
 def _control_sockets() -> tuple[socket.socket, socket.socket]:
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(_ANSWER_S)
-    return ours, its
+    return ours, theirs
 
 
 def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:

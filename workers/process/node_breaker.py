@@ -22,19 +22,19 @@ _WINDOW = 16
 _MIN_RESULTS = 8
 _MIN_INSTANCES = 3
 """Minimum number of failed instances, because fewer failures may be caused by the instances."""
-_MIN_DOUBTED = 2
+_MIN_ON_TRIAL = 2
 """The same while the node is on trial: then only a successful stage closes the breaker."""
 
 
 class CircuitBreaker:
     """The results of one process of the pool for `stage`; from any thread.
 
-    `doubted` is the reason of an open breaker, or one on trial. It counts if an earlier process of this pool gave it.
+    `reason` is that of an open breaker, or of one on trial. It counts if an earlier process of this pool gave it.
     """
 
-    def __init__(self, stage: str, doubted: str = "") -> None:
+    def __init__(self, stage: str, reason: str = "") -> None:
         self._stage = stage
-        self._suspect_instances = self._own(doubted)
+        self._reason = self._own(reason)
         self._results: deque[tuple[str, str]] = deque(maxlen=_WINDOW)
         self._lock = threading.Lock()
 
@@ -42,7 +42,7 @@ class CircuitBreaker:
         """Record a successful stage. Returns the reason of the open breaker, which it refutes; empty if closed."""
         with self._lock:
             self._results.append((instance, ""))
-            return self._suspect_instances
+            return self._reason
 
     def record_failure(self, instance: str, message: str) -> str:
         """Record a failure that the node may have caused. Returns the reason to open the breaker, or empty.
@@ -59,27 +59,27 @@ class CircuitBreaker:
         return f"{self._stage}: {len(failed)} of {n_results} stages failed, the last with: {message}"
 
     def _at_fault(self, instances: set[str]) -> bool:
-        if self._suspect_instances:
-            return len(instances) >= _MIN_DOUBTED and all(complaint for _, complaint in self._results)
+        if self._reason:
+            return len(instances) >= _MIN_ON_TRIAL and all(complaint for _, complaint in self._results)
         n_failed = sum(bool(complaint) for _, complaint in self._results)
         enough = len(self._results) >= _MIN_RESULTS and len(instances) >= _MIN_INSTANCES
         return enough and 2 * n_failed >= len(self._results)
 
-    def tripped_reason(self, why: str) -> None:
+    def trip(self, why: str) -> None:
         """Record that the breaker was opened for this reason."""
         with self._lock:
-            self._suspect_instances = why
+            self._reason = why
             self._results.clear()
 
-    def learn(self, before: str, doubted: str) -> None:
+    def learn(self, before: str, reason: str) -> None:
         """Replace the reason `before`, from `record_success`, by the store's; empty if the breaker is closed."""
         with self._lock:
-            if self._suspect_instances == before:
-                self._suspect_instances = self._own(doubted)
+            if self._reason == before:
+                self._reason = self._own(reason)
 
-    def _own(self, doubted: str) -> str:
+    def _own(self, reason: str) -> str:
         """Return the reason if this pool gave it; other pools clear their own."""
-        return doubted if doubted.startswith(f"{self._stage}: ") else ""
+        return reason if reason.startswith(f"{self._stage}: ") else ""
 
 
 class NodeBreaker:
@@ -116,7 +116,7 @@ class NodeBreaker:
         if out_s is None:
             log.warning("Node %s stays in service despite failures (%s): no other node is healthy", self._node, why)
         elif out_s:
-            self._window.tripped_reason(why)
+            self._window.trip(why)
             log.warning("Node %s is out of service for %.0f s: %s", self._node, out_s, why)
             self._signals.wake()
 

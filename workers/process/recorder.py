@@ -92,9 +92,9 @@ class AttemptRecorder:
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("Rollout %s: deferred records could not be written: %s", self._claim.rollout_id, error)
 
-    def _new_name(self, index: int, given: str) -> str:
+    def _new_name(self, index: int, requested: str) -> str:
         """Return the turn and the requested name, valid as a file name, with a number if it is taken."""
-        path = PurePosixPath(re.sub(r"[^A-Za-z0-9._-]+", "-", given)[-_NAME_CHARS:])
+        path = PurePosixPath(re.sub(r"[^A-Za-z0-9._-]+", "-", requested)[-_NAME_CHARS:])
         tries = ("" if number == 1 else f"-{number}" for number in count(1))
         name = next(name for more in tries if (name := f"{index}-{path.stem}{more}{path.suffix}") not in self._names)
         self._names.add(name)

@@ -96,11 +96,11 @@ class UpcomingStarts:
         if now < self._look_due:
             return
         placed = self._store.read(partial(placement.assigned_starts, node=self._node))
-        for coming in placed:
+        for start in placed:
             if limit <= 0:
                 return
-            limit -= coming.n
-            yield coming
+            limit -= start.n
+            yield start
         if limit > 0 and now >= self._waiting_due:
             self._waiting = self._next(limit)
             # the read is cheap if nothing waits
@@ -111,11 +111,11 @@ class UpcomingStarts:
             self._waiting = []
         if not placed and not self._waiting:
             self._look_due = now + _IDLE_S
-        for coming in self._waiting:
+        for start in self._waiting:
             if limit <= 0:
                 return
-            limit -= coming.n
-            yield coming
+            limit -= start.n
+            yield start
 
     def _next(self, limit: int) -> list[UpcomingStart]:
         """Return the starts that the dispatcher would choose next, among all that wait for any node."""
@@ -136,16 +136,16 @@ class NodeDemand:
 
     def upcoming(self, limit: int) -> list[WarmPoolDemand]:
         """Return about `limit` sandboxes, the first needed first. Blocks, for long if an image must be built."""
-        return [want for coming in self._starts.first(limit) if (want := self._demand_of(coming)) is not None]
+        return [demand for start in self._starts.first(limit) if (demand := self._demand_of(start)) is not None]
 
-    def _demand_of(self, coming: UpcomingStart) -> WarmPoolDemand | None:
+    def _demand_of(self, start: UpcomingStart) -> WarmPoolDemand | None:
         """Return None if nothing can be prepared or the instance is invalid; the rollout itself reports the error."""
-        key = (coming.batch_id, coming.group_index)
+        key = (start.batch_id, start.group_index)
         if self._paused.get(key, 0.0) > time.monotonic():
             return None
         try:
             source = self._source(*key)
-            return None if source is None else _demand(source, coming.n)
+            return None if source is None else _demand(source, start.n)
         except FarmError as error:
             log.info("No sandbox started in advance for %s: %s", group_id(*key), error)
         except Exception:
@@ -185,10 +185,10 @@ class FillTarget:
 
 
 class WarmPoolFiller:
-    """Fills the warm pool until stopped. `upcoming(limit)` returns the sandboxes to start, the most urgent first."""
+    """Fills the warm pool until stopped. `demand_source(limit)` returns the sandboxes to start, the most urgent first."""
 
-    def __init__(self, wants: DemandSource, options: Settings) -> None:
-        self._wants = wants
+    def __init__(self, demand_source: DemandSource, options: Settings) -> None:
+        self._demand_source = demand_source
         self._options = options
         self._config = SandboxConfig.of(options)
         self._n_starts = options.warm_pool_starts or max(1, len(os.sched_getaffinity(0)) // 2)
@@ -250,18 +250,18 @@ class WarmPoolFiller:
         goals: dict[str, FillTarget] = {}
         known: dict[str, SandboxParts | None] = {}
         room = self._options.warm_pool_total
-        for want in (*self._wants(self._options.warm_pool_total), *self._recent()):
-            name = want.recipe.spec.model_dump_json(exclude={"env"})
+        for demand in (*self._demand_source(self._options.warm_pool_total), *self._recent()):
+            name = demand.recipe.spec.model_dump_json(exclude={"env"})
             if name not in known:
-                known[name] = self._parts(name, want.recipe)
+                known[name] = self._parts(name, demand.recipe)
             if (parts := known[name]) is None:
                 continue
-            key = want.recipe.key(parts)
+            key = demand.recipe.key(parts)
             before = goals[key].n if key in goals else 0
-            more = max(0, min(want.n, room, self._options.warm_pool - before))
+            more = max(0, min(demand.n, room, self._options.warm_pool - before))
             room -= more
             if more:
-                goals[key] = FillTarget(want.recipe, parts, before + more)
+                goals[key] = FillTarget(demand.recipe, parts, before + more)
         return goals
 
     def _recent(self) -> Iterator[WarmPoolDemand]:

@@ -257,8 +257,8 @@ class Once(Generic[T]):
 
 def _open_worker() -> Worker:
     # a shell or a kernel needs about six descriptors, and a worker has hundreds of them
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     options = settings()
     return Worker(options.pool, options)
 

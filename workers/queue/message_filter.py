@@ -51,8 +51,8 @@ def fault_of(message: Message, node: str, pool: str) -> str:
         return "it does not name a task of a rollout"
     if pool and stage.value != pool:
         return f"its task is not that of stage {pool}"
-    if odd := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:
-        return f"its header {odd[0]!r} is not that of a stage message"
+    if invalid := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:
+        return f"its header {invalid[0]!r} is not that of a stage message"
     if message.content_type != "application/json":
         return f"its content is {str(message.content_type)[:_SHOWN]!r}, not JSON"
     if len(message.body) > _MAX_BYTES:

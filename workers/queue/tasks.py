@@ -229,23 +229,23 @@ def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> It
     The task's chain continues only if the body ends without an error. Otherwise the attempt is closed with the cause,
     and StageFailed, Retry or Terminated is raised for Celery to report.
     """
-    me = worker()
+    own_worker = worker()
     rest, task.request.chain = task.request.chain, None
-    claim = _claim(me, rollout_id, attempt, stage)
+    claim = _claim(own_worker, rollout_id, attempt, stage)
     if claim is None:
-        report_unclaimed(me.store, AttemptStage(rollout_id, attempt, stage))
+        report_unclaimed(own_worker.store, AttemptStage(rollout_id, attempt, stage))
         yield None
         return
-    unfinished = UnfinishedStage(me, claim)
-    with me.leases.hold(claim) as work, work.clock.as_current(), ExitStack() as stack:
+    unfinished = UnfinishedStage(own_worker, claim)
+    with own_worker.leases.hold(claim) as work, work.clock.as_current(), ExitStack() as stack:
         stack.enter_context(log_about(rollout_id, attempt=attempt, stage=stage.value))
         try:
-            job = me.job(claim)
+            job = own_worker.job(claim)
             stack.enter_context(in_use.held(job.all_secrets))
-            me.fetch_archive(job)
+            own_worker.fetch_archive(job)
             problem = resolve_problem(job)
-            work.limit_s = limit_s(stage, problem.job.limits) + me.options.overdue_s
-            yield ClaimedStage(me, claim, problem, work)
+            work.limit_s = limit_s(stage, problem.job.limits) + own_worker.options.overdue_s
+            yield ClaimedStage(own_worker, claim, problem, work)
         except ClaimLost:
             unfinished.taken_away(work.reason or StopReason.LOST)
         except BaseException as error:
@@ -253,15 +253,15 @@ def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> It
                 unfinished.stopped(work.reason, error)
             unfinished.broke(error)
         task.request.chain = rest
-        me.breaker.record_success(group_id(claim.batch_id, claim.group_index))
+        own_worker.breaker.record_success(group_id(claim.batch_id, claim.group_index))
 
 
-def _claim(me: Worker, rollout_id: str, attempt: int, stage: Stage) -> Claim | None:
+def _claim(own_worker: Worker, rollout_id: str, attempt: int, stage: Stage) -> Claim | None:
     try:
-        return me.claim(rollout_id, attempt, stage)
+        return own_worker.claim(rollout_id, attempt, stage)
     except Exception as error:
         if is_exhausted(error):
-            me.watchdog.exhausted(error)
+            own_worker.watchdog.exhausted(error)
         raise
 
 

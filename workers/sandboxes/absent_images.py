@@ -121,8 +121,8 @@ def _token(client: httpx2.Client, wanted: str) -> str:
     realm = fields.pop("realm", "")
     if kind.lower() != "bearer" or not realm.startswith("https://"):
         return ""
-    given = client.get(realm, params={name: fields[name] for name in ("service", "scope") if name in fields}).json()
-    return str(given.get("token") or given.get("access_token") or "")
+    reply = client.get(realm, params={name: fields[name] for name in ("service", "scope") if name in fields}).json()
+    return str(reply.get("token") or reply.get("access_token") or "")
 
 
 def _has_login(registry: str) -> bool:

@@ -142,9 +142,9 @@ def memory_is_short() -> bool:
         strict = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
         if used_up(Path("/proc/meminfo").read_text(), strict=strict):
             return True
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        return most != resource.RLIM_INFINITY and most - taken < min(MIN_MEMORY, most // _SHARE)
+        return limit != resource.RLIM_INFINITY and limit - taken < min(MIN_MEMORY, limit // _SHARE)
     return False
 
 

@@ -100,14 +100,14 @@ class _RedactedTool:
 
     async def call(self, arguments: Any, timeout_s: float) -> Observation:
         try:
-            given = await self._tool.call(arguments, timeout_s)
+            observation = await self._tool.call(arguments, timeout_s)
         except ToolError as complaint:
             raise ToolError(self._redactor.text(str(complaint))) from None
         return Observation(
-            text=self._redactor.text(given.text),
-            done=given.done,
-            answer=given.answer,
-            artefacts=tuple(self._redactor.artefact(artefact) for artefact in given.artefacts),
+            text=self._redactor.text(observation.text),
+            done=observation.done,
+            answer=observation.answer,
+            artefacts=tuple(self._redactor.artefact(artefact) for artefact in observation.artefacts),
         )
 
     async def close(self) -> None:

@@ -235,9 +235,9 @@ async def _run_some(trial: PromiseTrial) -> None:
 @promise()
 async def invalid_argv_is_a_tool_error(trial: PromiseTrial) -> None:
     """A command without words, or with an impossible word, raises ToolError that names it."""
-    odd: list[list[str]] = [[], [""], ["echo", "a\0b"], ["echo", "\ud800"], ["echo", "x" * 1_000_000], ["\0"]]
-    odd += [["echo", *["x" * 1000] * 3000], ["echo", "\udfff\ud800"]]
-    for argv in odd:
+    invalid: list[list[str]] = [[], [""], ["echo", "a\0b"], ["echo", "\ud800"], ["echo", "x" * 1_000_000], ["\0"]]
+    invalid += [["echo", *["x" * 1000] * 3000], ["echo", "\udfff\ud800"]]
+    for argv in invalid:
         with raises(ToolError):
             await trial.sandbox.exec(argv, timeout_s=10)
     for env in ({"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A": "x" * 200_000}):

@@ -35,13 +35,13 @@ def exclusive(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, held = _take(path, dead_s)
     done = threading.Event()
-    beat = threading.Thread(target=_show_life, args=(descriptor, done), name="lock", daemon=True)
-    beat.start()
+    heartbeat = threading.Thread(target=_show_life, args=(descriptor, done), name="lock", daemon=True)
+    heartbeat.start()
     try:
         yield held
     finally:
         done.set()
-        beat.join()
+        heartbeat.join()
         os.close(descriptor)
 
 
@@ -97,9 +97,9 @@ def _take(path: Path, dead_s: float) -> tuple[int, bool]:
         except OSError:
             os.close(descriptor)
             raise
-        beaten = os.fstat(descriptor).st_mtime_ns
-        if beaten != seen:
-            seen, since = beaten, time.monotonic()
+        touched_at = os.fstat(descriptor).st_mtime_ns
+        if touched_at != seen:
+            seen, since = touched_at, time.monotonic()
         elif time.monotonic() - since > dead_s:
             return descriptor, False
         os.close(descriptor)

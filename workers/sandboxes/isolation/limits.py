@@ -123,8 +123,8 @@ class LimitWatch:
             began = time.thread_time()
             self._pause_s = BUSY_S if self._measure() else min(2 * self._pause_s, _IDLE_S)
             if self._memory and self._pause_s == BUSY_S:
-                soonest = max(_MIN_PAUSE_S, _PAUSE_FACTOR * (time.thread_time() - began))
-                self._pause_s = min(BUSY_S, max(soonest, self._room / _BYTES_PER_S))
+                min_pause_s = max(_MIN_PAUSE_S, _PAUSE_FACTOR * (time.thread_time() - began))
+                self._pause_s = min(BUSY_S, max(min_pause_s, self._room / _BYTES_PER_S))
             self._due = now + self._pause_s
 
     def due_in(self, now: float) -> float:

@@ -164,8 +164,8 @@ def watch_over(folder: str, lifeline: int) -> None:
             null = os.open("/dev/null", os.O_RDWR)
             namespaces.renumber({0: null, 1: null, 2: null, 3: lock, 4: lifeline})
             os.chdir("/")
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             with contextlib.suppress(OSError):
                 guarded(lambda checkpoint: _watch_until_idle(folder, checkpoint))

@@ -196,13 +196,13 @@ def terminate_all(records: Collection[SandboxRecord], patience_s: float = STOP_S
         with contextlib.suppress(PermissionError):
             if (descriptor := record.first.signalled(signal.SIGKILL)) is not None:
                 os.close(descriptor)
-    deaf = end_together((record.monitor for record in records), END, patience_s)
-    asleep = _kill([*deaf, *(record.first for record in records)])
+    unresponsive = end_together((record.monitor for record in records), END, patience_s)
+    unkillable = _kill([*unresponsive, *(record.first for record in records)])
     gone = []
     for record in records:
         record.monitor.kill_group()
         # fails while a process sleeps in it; a later sweep removes it
-        cgroups.remove(record.cgroup, 0.0 if record.first in asleep else cgroups.WAIT_TIMEOUT_S)
+        cgroups.remove(record.cgroup, 0.0 if record.first in unkillable else cgroups.WAIT_TIMEOUT_S)
         state = record.folder
         sandbox_record = SandboxRecord.load(state)
         # a new sandbox with the same id must not be removed
@@ -225,10 +225,10 @@ def terminate_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Pat
         else:
             others.append(state)
     gone = terminate_all(records, patience_s)
-    asleep = _kill(hanging.values())
+    unkillable = _kill(hanging.values())
     for starting in hanging.values():
         starting.kill_group()
-    others += [state for state, starting in hanging.items() if starting not in asleep]
+    others += [state for state, starting in hanging.items() if starting not in unkillable]
     return gone + [state for state in others if remove(state, REMOVE_S)]
 
 

@@ -135,8 +135,8 @@ class ForkClient:
             for again in (True, False):
                 if self._server is None:
                     # to its maximum, because a user's descriptors in flight count against it, too
-                    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
                     path = os.environ.get("PATH", os.defpath)
                     module = "workers.sandboxes.isolation.fork_server"
                     self._server = ForkServerProcess(module, path, subprocess.DEVNULL)

@@ -130,11 +130,11 @@ def ready(record: bytes | bytearray, number: int) -> bool:
 
 def end(record: bytes | bytearray, number: int) -> CommandEnd | None:
     """Return the end of a command from its record; None if the record is of another command."""
-    about, _, rest = record.decode("utf-8", "surrogateescape").partition(" ")
+    written_number, _, rest = record.decode("utf-8", "surrogateescape").partition(" ")
     code, _, cwd = rest.partition(" ")
-    if about not in (str(number), str(-number)) or not code.isdecimal():
+    if written_number not in (str(number), str(-number)) or not code.isdecimal():
         return None
-    return CommandEnd(int(code), cwd, kept=about.startswith("-"))
+    return CommandEnd(int(code), cwd, kept=written_number.startswith("-"))
 
 
 def death(records: bytes, code: int | None) -> CommandEnd:

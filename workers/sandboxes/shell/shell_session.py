@@ -232,16 +232,16 @@ class ShellSession:
 
     def _receive(self) -> bool:
         try:
-            data, about, _, _ = self._socket.recvmsg(_RECORD, _ANCILLARY)
+            data, ancillary, _, _ = self._socket.recvmsg(_RECORD, _ANCILLARY)
         except BlockingIOError:
             return False
         except OSError:
-            data, about = b"", []
+            data, ancillary = b"", []
         if not data:
             self._loop.remove_reader(self._socket.fileno())
             return False
         # the kernel identifies the writer
-        if about and about[0][2].startswith(self._writer):
+        if ancillary and ancillary[0][2].startswith(self._writer):
             self._records += data
         return True
 

@@ -57,7 +57,7 @@ def test_reason_has_the_stage_the_counts_and_the_last_message() -> None:
 
 def test_retried_node_is_out_again_sooner_and_back_after_one_success() -> None:
     breaker = CircuitBreaker("init")
-    breaker.tripped_reason("init: why")
+    breaker.trip("init: why")
     assert not breaker.record_failure("i1", "x")
     assert not breaker.record_failure("i1", "x"), "it may be the instance"
     assert breaker.record_failure("i2", "x")
@@ -70,7 +70,7 @@ def test_retried_node_is_out_again_sooner_and_back_after_one_success() -> None:
 
 def test_replaced_suspicion_is_dropped() -> None:
     breaker = CircuitBreaker("init")
-    breaker.tripped_reason("init: why")
+    breaker.trip("init: why")
     breaker.learn("init: why", "init: why")
     assert breaker.record_success("i1") == "init: why"
     breaker.learn("init: an older one", "")
