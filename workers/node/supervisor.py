@@ -104,7 +104,7 @@ class Supervisor:
         self._grace_s = grace_s
         self._shutdown_requested_at = 0.0
         self._hurry = False
-        self._ending = threading.Event()
+        self._stopped = threading.Event()
         self._fork_server = fork_server
         self._pools = {stage: WorkerPool(stage, slots.of(stage), options, fork_server, log_dir) for stage in Stage}
         self._store = Store(
@@ -114,8 +114,8 @@ class Supervisor:
         self._signals = Signals(options.broker_url)
         self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
         sandboxes = self._config.sandboxes_folder
-        self._orphans = CancelledSandboxReaper(self._store, self._signals, options.node, sandboxes, self._ending)
-        self._sweeper = SandboxSweeper(self._store, options.node, self._config, self._ending)
+        self._reaper = CancelledSandboxReaper(self._store, self._signals, options.node, sandboxes, self._stopped)
+        self._sweeper = SandboxSweeper(self._store, options.node, self._config, self._stopped)
         self._announced = Node(
             node=options.node,
             room=slots.room,
@@ -151,7 +151,7 @@ class Supervisor:
             threading.Thread(target=self._dispatcher.run, name="dispatcher", daemon=True),
             threading.Thread(target=self._announce_and_care, name="care", daemon=True),
             threading.Thread(target=self._sweeper.run, name="sweep", daemon=True),
-            threading.Thread(target=self._orphans.run, name="orphans", daemon=True),
+            threading.Thread(target=self._reaper.run, name="orphans", daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -164,7 +164,7 @@ class Supervisor:
         finally:
             self._dispatcher.stop()
             self._end_workers()
-            self._ending.set()
+            self._stopped.set()
             for thread in threads:
                 # a thread that waits for an unavailable database is not waited for
                 thread.join(0.1 if self._unreachable else _WAIT_TIMEOUT_S)
@@ -202,7 +202,7 @@ class Supervisor:
     def _announce_and_care(self) -> None:
         """Announce the node once its workers consume from the broker or are known to fail; then send heartbeats."""
         while not all(pool.ready or pool.failing for pool in self._pools.values()):
-            if self._ending.wait(_POLL_S) or self._shutdown_requested_at:
+            if self._stopped.wait(_POLL_S) or self._shutdown_requested_at:
                 return
         while True:
             try:
@@ -335,7 +335,7 @@ class Supervisor:
             known = {WITHOUT_SANDBOX: noted_without_sandbox(self._options.scratch)}
             return nodes.heartbeat(connection, replace(self._announced, info={**self._announced.info, **known}))
 
-        while not self._ending.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
+        while not self._stopped.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
             try:
                 state = self._store.write(beat, urgent=True)
                 if not state:

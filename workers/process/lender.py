@@ -145,7 +145,7 @@ class Lender:
         name = row.sandbox_id
         try:
             async with asyncio.timeout(_START_S), self._starts:
-                sandbox = await self._found_or_started(row)
+                sandbox = await self._attached_or_started(row)
         except Exception as error:
             fault = fault_of(error, name, "its start", SandboxError)
             log.warning("Borrowed sandbox %s did not start: %s", name, fault)
@@ -177,7 +177,7 @@ class Lender:
         written: Future[bool | list[str]] = self._store.submit(work)
         return await asyncio.wrap_future(written)
 
-    async def _found_or_started(self, row: NodeSandboxRow) -> Sandbox:
+    async def _attached_or_started(self, row: NodeSandboxRow) -> Sandbox:
         spec = _permitted(row.request)
         provider = registry.chosen_sandbox(spec.kind, self._options.sandbox)
         try:

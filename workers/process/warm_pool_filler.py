@@ -185,7 +185,7 @@ class FillTarget:
 
 
 class WarmPoolFiller:
-    """Fills the warm pool until stopped. `demand_source(limit)` returns the sandboxes to start, the most urgent first."""
+    """Fills the warm pool until stopped. `demand_source(limit)` returns the sandboxes to start, most urgent first."""
 
     def __init__(self, demand_source: DemandSource, options: Settings) -> None:
         self._demand_source = demand_source

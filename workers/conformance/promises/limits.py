@@ -61,14 +61,14 @@ async def undisturbed(trial: PromiseTrial) -> AsyncIterator[None]:
     neighbour = await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", neighbour)
     await trial.until_asleep()
-    asking = asyncio.create_task(_ask(trial, neighbour))
+    probing = asyncio.create_task(_ask(trial, neighbour))
     try:
         yield
     finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-    if not asking.cancelled():
-        asking.result()
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+    if not probing.cancelled():
+        probing.result()
     assert trial.sleepers(), "a process of the neighbour was ended"
 
 

@@ -254,7 +254,7 @@ async def _attended(session: ShellSession, seconds: float, more: bool, typed: bo
     while (left := deadline - loop.time()) > 0:
         if ended := await session.settled(min(_POLL_S, left)):
             return ended
-        silence_s = loop.time() - session.heard_at
+        silence_s = loop.time() - session.received_at
         if silence_s < _POLL_S or (more and not session.n_waiting) or not session.has_terminal:
             continue
         program_activity = doing(session.pid, session.terminal.foreground_group(), session.terminal.name)

@@ -59,7 +59,7 @@ class ShellSession:
     def __init__(self, entry: SandboxEntry) -> None:
         self.terminal = Terminal()
         self.ended: CommandEnd | None = None
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._protocol = numbers = protocol(_n_files(entry))
         self._socket, their_socket = socket.socketpair()
@@ -191,7 +191,7 @@ class ShellSession:
 
     def type(self, keys: bytes) -> int:
         """Type as many keys for the foreground program as the terminal accepts now; return their number."""
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         if self.terminal.is_signal(keys):
             # else the key would wait behind unread input
             self.terminal.forget()
@@ -260,7 +260,7 @@ class ShellSession:
         self._decoder.reset()
         self._wants_terminal = False
         self.has_terminal = True
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self.terminal.show()
         self._put(b"\0")
 
@@ -318,7 +318,7 @@ class ShellSession:
         if data is None:
             self._loop.remove_reader(self.terminal.fd)
         elif self.has_terminal:
-            self.heard_at = self._loop.time()
+            self.received_at = self._loop.time()
             self._output.add(data)
             if self._output.n_bytes > _FAST:
                 self._loop.remove_reader(self.terminal.fd)
