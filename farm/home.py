@@ -30,11 +30,11 @@ def own_home(home: Path) -> Path:
     """Make the folder, or remove other users' permissions on it. Raises NotAllowed if it is another user's."""
     home = home.absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    result = home.stat()
-    if result.st_uid != os.getuid():
+    status = home.stat()
+    if status.st_uid != os.getuid():
         raise NotAllowed(f"{home} belongs to another user: set FARM_HOME to a folder of your own")
-    if result.st_mode & _OTHERS:
-        home.chmod(stat.S_IMODE(result.st_mode) & ~_OTHERS)
+    if status.st_mode & _OTHERS:
+        home.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     return home
 
 

@@ -63,11 +63,11 @@ class FarmCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, for prometheus_client."""
         try:
-            result = list(self._found())
+            metrics = list(self._found())
         except StoreUnavailable:
-            result = []
-        yield _family("farm_store_up", "1 if the database answers, else 0", (), [(bool(result),)])
-        yield from result
+            metrics = []
+        yield _family("farm_store_up", "1 if the database answers, else 0", (), [(bool(metrics),)])
+        yield from metrics
 
     def _found(self) -> Iterator[Metric]:
         yield _family("farm_rollouts", "Rollouts that have not ended", ("stage", "state"), self._read(_by_state))
@@ -151,9 +151,9 @@ def _wanted(connection: Connection) -> Sequence[Any]:
 
 def _nodes(connection: Connection, node_timeout_s: float) -> Sequence[Any]:
     out_of_service = left_until(nodes.nodes.c.out_of_service_until, nodes.MAX_OUT_OF_SERVICE_S).label("out_of_service")
-    result = connection.execute(select(NodeRow.state, out_of_service, age_of(nodes.nodes.c.heartbeat_at).label("age")))
+    rows = connection.execute(select(NodeRow.state, out_of_service, age_of(nodes.nodes.c.heartbeat_at).label("age")))
     states = Counter({UP: 0, DRAINING: 0, BROKEN: 0, "out_of_service": 0, "dead": 0})
-    for row in result:
+    for row in rows:
         states["dead" if row.age > node_timeout_s else "out_of_service" if row.out_of_service else row.state] += 1
     return list(states.items())
 

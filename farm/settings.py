@@ -68,16 +68,16 @@ class _FileSource(InitSettingsSource):
             if name in file.values:
                 raise InvalidRequest(f"{name} is set by the farm itself: leave it out", field=file.place_of(name))
         names = self.settings_cls.model_fields
-        result = {}
+        values = {}
         for key, value in file.values.items():
             if key in self.current_state or key in config_file.OWN_TABLES:
                 continue
             try:
                 # the model refuses unknown names
-                result[key] = _in_file(key, _kinds(names[key]) if key in names else set(), value, path.parent)
+                values[key] = _in_file(key, _kinds(names[key]) if key in names else set(), value, path.parent)
             except ValueError as error:
                 raise InvalidRequest(f"{key}: {error}", field=file.place_of(key)) from None
-        return result
+        return values
 
 
 def _kinds(field: FieldInfo) -> set[Any]:
@@ -362,15 +362,15 @@ def choose(**values: Any) -> Settings:
 
 def faults(error: ValidationError) -> list[tuple[str, str]]:
     """Return (place, text) for each invalid value."""
-    result = []
+    complaints = []
     for each in error.errors(include_url=False, include_input=False):
         key, place = ".".join(map(str, each["loc"])), place_of(str(each["loc"][0]))
         if each["type"] == "extra_forbidden":
             shown = key if key and key.isprintable() else repr(key)
-            result.append((place, f"{shown} is not a setting; {config_file.nearest(key, Settings.model_fields)}"))
+            complaints.append((place, f"{shown} is not a setting; {config_file.nearest(key, Settings.model_fields)}"))
         else:
-            result.append((place, each["msg"] if place.startswith(PREFIX) else f"{key}: {each['msg']}"))
-    return result
+            complaints.append((place, each["msg"] if place.startswith(PREFIX) else f"{key}: {each['msg']}"))
+    return complaints
 
 
 def variable_of(name: str) -> str | None:

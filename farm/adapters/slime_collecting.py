@@ -218,14 +218,14 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
     raw = [float(sample.get_reward_value(args)) for sample in samples]
     keys = [(sample.group_index, sample.rollout_id) for sample in samples]
     by_rollout = dict(zip(keys, raw, strict=True))
-    result = []
+    normalized = []
     for (group, _), reward in zip(keys, raw, strict=True):
         rewards = np.array([value for (index, _), value in by_rollout.items() if index == group])
         scale = 1.0
         if getattr(args, "grpo_std_normalization", True) and len(rewards) > 1:
             scale = float(rewards.std(ddof=1)) + 1e-6
-        result.append(float((reward - rewards.mean()) / scale))
-    return raw, result
+        normalized.append(float((reward - rewards.mean()) / scale))
+    return raw, normalized
 
 
 def train_output(args: Any, sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] | None = None) -> Any:

@@ -85,15 +85,15 @@ class BatchWaiters:
         hint = asyncio.Event()
         self._waiting[batch_id].add(hint)
         try:
-            result = await ask()
-            while not (settled(result) or self._closed.is_set()) and (left_s := deadline - loop.time()) > 0:
+            answer = await ask()
+            while not (settled(answer) or self._closed.is_set()) and (left_s := deadline - loop.time()) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(poll_s, left_s)):
                         await hint.wait()
                 hint.clear()
                 # hundreds of further queries would delay the end of the process
-                result = await self._unless_closed(ask(), result)
-            return result
+                answer = await self._unless_closed(ask(), answer)
+            return answer
         finally:
             self._waiting[batch_id].discard(hint)
             if not self._waiting[batch_id]:
@@ -291,14 +291,14 @@ class EndpointTable(dict[tuple[str, str], Endpoint]):
 
         def declare(answer: F) -> F:
             types = get_type_hints(answer)
-            result = types.pop("return")
+            answer_type = types.pop("return")
             known = {"endpoints", "farm", "request", "query", "body", *re.findall(r"{(\w+)}", path)}
             if unknown := types.keys() - known:
                 raise TypeError(f"{method} {path} has no {', '.join(sorted(unknown))}")
-            if get_origin(result) in (ListPage, Sequence):
-                result = list[get_args(result)]  # type: ignore[misc]
+            if get_origin(answer_type) in (ListPage, Sequence):
+                answer_type = list[get_args(answer_type)]  # type: ignore[misc]
             model = body or types.get("body")
-            self[method, path] = Endpoint(summary, scope, answer, types, returns or result, model, media_type)
+            self[method, path] = Endpoint(summary, scope, answer, types, returns or answer_type, model, media_type)
             return answer
 
         return declare
@@ -419,11 +419,11 @@ class Endpoints:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                result = await answer(await read_request(request, takes_body))
-                if isinstance(result, Response):
-                    return result
-                headers = result.headers(request) if isinstance(result, ListPage) else None
-                items = result.items if isinstance(result, ListPage) else result
+                value = await answer(await read_request(request, takes_body))
+                if isinstance(value, Response):
+                    return value
+                headers = value.headers(request) if isinstance(value, ListPage) else None
+                items = value.items if isinstance(value, ListPage) else value
                 return Response(await self.run(serialization.written, items), 200, headers, "application/json")
             except RequestRejected as refused:
                 # the rest of the request is not read

@@ -76,10 +76,10 @@ def _operation(path: str, described: Endpoint, schemas: dict[str, Any]) -> dict[
         for name in re.findall(r"{(\w+)}", path)
     ]
     if described.query is not None:
-        result = _model(described.query, schemas)
-        for name, schema in result.get("properties", {}).items():
+        query_schema = _model(described.query, schemas)
+        for name, schema in query_schema.get("properties", {}).items():
             parameters.append(
-                {"name": name, "in": "query", "required": name in result.get("required", ()), "schema": schema}
+                {"name": name, "in": "query", "required": name in query_schema.get("required", ()), "schema": schema}
             )
     answer = {
         "description": "Done.",
@@ -105,10 +105,10 @@ def _refusals(described: Endpoint) -> dict[str, Any]:
     """Return the error responses, whose bodies are all alike; 500, an internal error, is `default`."""
     content = {JSON: {"schema": {"$ref": f"{_REF}Problem"}}}
     statuses = [status for status in _REFUSALS if described.body is not None or status not in (408, 413, 415)]
-    result: dict[str, Any] = {
+    responses: dict[str, Any] = {
         str(status): {"description": _REFUSALS[status], "content": content} for status in statuses
     }
-    return result | {"default": {"description": "Answering broke.", "content": content}}
+    return responses | {"default": {"description": "Answering broke.", "content": content}}
 
 
 def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -305,7 +305,7 @@ def form_parts(body: IO[bytes], content_type: str) -> Sequence[tuple[str, FormFi
     size = body.seek(0, 2)
     if not size:
         raise InvalidRequest("is empty", field="body")
-    result: list[tuple[str, FormField]] = []
+    fields: list[tuple[str, FormField]] = []
     with mmap.mmap(body.fileno(), size, access=mmap.ACCESS_READ) as data:
         for start, end in _parts(data, b"--" + boundary.encode()):
             cut = data.find(b"\r\n\r\n", start, min(end, start + _MAX_HEAD))
@@ -315,26 +315,26 @@ def form_parts(body: IO[bytes], content_type: str) -> Sequence[tuple[str, FormFi
             name = head.get_param("name", header="content-disposition")
             if isinstance(name, str):
                 file_name = _parameter(head, "content-disposition", "filename")
-                result.append((name, FormField(data[cut + 4 : end], file_name)))
-    return result
+                fields.append((name, FormField(data[cut + 4 : end], file_name)))
+    return fields
 
 
 def _parts(data: mmap.mmap, delimiter: bytes) -> list[tuple[int, int]]:
     """Return the begin and end of each part of a form, its headers included."""
-    result: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     # there may be a preamble before the first boundary
-    place = 0 if data[: len(delimiter)] == delimiter else data.find(b"\r\n" + delimiter) + 2
-    while data[place : place + len(delimiter)] == delimiter:
-        start = place + len(delimiter)
+    offset = 0 if data[: len(delimiter)] == delimiter else data.find(b"\r\n" + delimiter) + 2
+    while data[offset : offset + len(delimiter)] == delimiter:
+        start = offset + len(delimiter)
         if data[start : start + 2] == b"--":
-            return result
+            return parts
         end = data.find(b"\r\n" + delimiter, start)
         if data[start : start + 2] != b"\r\n" or end < 0:
             break
-        if len(result) == _MAX_FIELDS:
+        if len(parts) == _MAX_FIELDS:
             raise InvalidRequest(f"has more than {_MAX_FIELDS} fields", field="body")
-        result.append((start + 2, end))
-        place = end + 2
+        parts.append((start + 2, end))
+        offset = end + 2
     raise InvalidRequest("is an incomplete form: a boundary is missing", field="body")
 
 

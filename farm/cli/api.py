@@ -146,10 +146,10 @@ def web(demo: bool, host: str, port: int) -> None:
 
 def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:
     """Return (name, port) for each `NAME[=PORT]`; port 0 means no port."""
-    result = []
+    protocols = []
     for part in ",".join(speak).split(",") if speak else ():
         name, has_port, port = part.strip().partition("=")
         if has_port and not (port.isdecimal() and 0 < int(port) < 65536):
             raise click.UsageError(f"--speak {part}: the port must be a number from 1 to 65535")
-        result.append((name, int(port) if has_port else 0))
-    return result
+        protocols.append((name, int(port) if has_port else 0))
+    return protocols

@@ -431,11 +431,11 @@ def _file_system(path: Path) -> str:
     """Return the type of file system that holds a path, from the longest mount point above it."""
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, point, result, *_ = line.split(" ")
+        _, point, fs_type, *_ = line.split(" ")
         point = point.encode().decode("unicode_escape")
         above = point == "/" or path == Path(point) or Path(point) in path.parents
         if above and len(point) >= len(best):
-            best, kind = point, result
+            best, kind = point, fs_type
     return kind
 
 

@@ -283,12 +283,12 @@ class LocalFarm(Farm):
         else:
             ended = self.store.read(lambda connection: batches.ended_after(connection, batch_id, cursor, limit))
             groups = [[rollout] for rollout in ended]
-        result = self.store.read(lambda connection: stored_experts.first_fitting(connection, groups))
-        if not result:
+        rollouts = self.store.read(lambda connection: stored_experts.first_fitting(connection, groups))
+        if not rollouts:
             return Page((), not is_open)
-        ids = [rollout.rollout_id for rollout in result]
+        ids = [rollout.rollout_id for rollout in rollouts]
         rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids, experts=True))
-        return Page(tuple(batches.with_segments(result, rows)), not is_open)
+        return Page(tuple(batches.with_segments(rollouts, rows)), not is_open)
 
     def _engine_warnings(self, batch_id: str) -> tuple[str, ...]:
         """Return why the batch's engines get no calls without intervention; empty for other engines than the farm's."""
@@ -449,10 +449,10 @@ class _StoreWatch:
     def _awaited(self, ask: Callable[[], T], settled: Callable[[T], bool], wait_s: float) -> T:
         deadline = time.monotonic() + wait_s
         while True:
-            result = ask()
+            answer = ask()
             left_s = deadline - time.monotonic()
-            if settled(result) or left_s <= 0:
-                return result
+            if settled(answer) or left_s <= 0:
+                return answer
             self._listener.wait(min(_POLL_S, left_s), lambda channel, ended: ended == self._batch_id)
 
 

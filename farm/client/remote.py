@@ -110,15 +110,15 @@ class RemoteFarm(Farm):
         self._api.post(ArchiveState, f"/v1/archives/{digest}", {"n_parts": n_parts})
 
     def batches(self, limit: int = 20, before: str | None = None) -> list[BatchSummary]:
-        result: list[BatchSummary] = []
-        while len(result) < limit:
-            n = min(_LISTED, limit - len(result))
+        summaries: list[BatchSummary] = []
+        while len(summaries) < limit:
+            n = min(_LISTED, limit - len(summaries))
             page = self._api.get(list[BatchSummary], "/v1/batches", limit=n, **_given(before=before))
-            result += page
+            summaries += page
             if len(page) < n:
                 break
             before = page[-1].batch_id
-        return result
+        return summaries
 
     def recent(self, limit: int = 20) -> list[str]:
         return [batch.batch_id for batch in self.batches(limit)]
@@ -149,12 +149,12 @@ class RemoteFarm(Farm):
 
     def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
         self.wait(batch_id, timeout_s)
-        watch, result, cursor = _RemoteWatch(self._api, batch_id), dict[str, Rollout](), 0
+        watch, rollouts, cursor = _RemoteWatch(self._api, batch_id), dict[str, Rollout](), 0
         while page := watch.page(cursor, False, 0.0).rollouts:
             # a rollout that is rescored meanwhile comes again
-            result.update((rollout.rollout_id, rollout) for rollout in page)
+            rollouts.update((rollout.rollout_id, rollout) for rollout in page)
             cursor = page[-1].cursor
-        return sorted(result.values(), key=lambda rollout: (rollout.group_index, rollout.sample_index))
+        return sorted(rollouts.values(), key=lambda rollout: (rollout.group_index, rollout.sample_index))
 
     def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
         # not repeatable: after a lost answer the ids cancelled so far would be missing
@@ -252,8 +252,8 @@ class RemoteOrders(WeightUpdateOrders):
         return self._api.post(dict[str, int], "/v1/engines/pause", order)
 
     def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
-        result = {"version": version, "urls": _listed(urls), "path": path}
-        return self._api.post(dict[str, int], "/v1/engines/version", result)
+        body = {"version": version, "urls": _listed(urls), "path": path}
+        return self._api.post(dict[str, int], "/v1/engines/version", body)
 
     def hold(self, by: str, urls: Collection[str] | None) -> None:
         self._api.post(dict, "/v1/engines/hold", {"by": by, "urls": _listed(urls)})

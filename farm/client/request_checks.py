@@ -229,9 +229,9 @@ def _known_spec(handler: Any) -> SandboxSpec | None:
 def invalid(error: ValidationError, path: str = "") -> InvalidRequest:
     """Return an error with the faults (at most MAX_COMPLAINTS), each with its full path."""
     complaints: list[tuple[str, str]] = []
-    result = error.errors(include_url=False, include_input=False)
-    inside = {each["loc"][:depth] for each in result for depth in range(len(each["loc"]))}
-    for each in result:
+    errors = error.errors(include_url=False, include_input=False)
+    inside = {each["loc"][:depth] for each in errors for depth in range(len(each["loc"]))}
+    for each in errors:
         if each["loc"] in inside or len(complaints) == MAX_COMPLAINTS:
             # an error about the whole, e.g. "nothing left", follows from an error inside it
             continue

@@ -57,12 +57,12 @@ def parsed(data: bytes) -> Any:
 def read(kind: type[T], data: bytes) -> T:
     """Return the value of a type from its `written` form; unknown fields are ignored. Raises ValueError."""
     try:
-        result: T = _reader(kind)(parsed(data))  # type: ignore[arg-type]
+        value: T = _reader(kind)(parsed(data))  # type: ignore[arg-type]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"it is not a valid {kind}: {error}") from error
-    if kind in (str, int, bool, dict) and not isinstance(result, kind):
+    if kind in (str, int, bool, dict) and not isinstance(value, kind):
         raise ValueError(f"it is not a valid {kind.__name__}")
-    return result
+    return value
 
 
 def _as_it_is(value: Any) -> Any:
@@ -102,7 +102,7 @@ def _of_dataclass(kind: Any) -> Reader:
 
 
 def _of_union(parts: tuple[Any, ...]) -> Reader:
-    readers = [result for part in parts if part is not type(None) and (result := _reader(part)) is not _as_it_is]
+    readers = [reader for part in parts if part is not type(None) and (reader := _reader(part)) is not _as_it_is]
     if not readers:
         return _as_it_is
     # at most one type of a union is written differently from plain JSON

@@ -131,9 +131,9 @@ class WeightUpdateOrders(ABC):
                 self.order_pause("", "", urls)
                 raise
             try:
-                result = self.chosen(urls)
-                yield result
-                self._name(version, result, timeout_s, path)
+                engines = self.chosen(urls)
+                yield engines
+                self._name(version, engines, timeout_s, path)
             except BaseException as error:
                 error.add_note("the engines stay paused, as their weights may be half written: push again and resume")
                 raise

@@ -159,8 +159,8 @@ class Embedded(StartedFarm):
 
 
 def _grace_s(node_options: Sequence[str]) -> float:
-    result = re.findall(r"--grace[= ](\d+(?:\.\d+)?)", " ".join(node_options))
-    return float(result[-1]) if result else 0.0
+    values = re.findall(r"--grace[= ](\d+(?:\.\d+)?)", " ".join(node_options))
+    return float(values[-1]) if values else 0.0
 
 
 def flower_command(port: int, address: str = "127.0.0.1") -> list[str]:

@@ -25,10 +25,10 @@ def own_folder(scratch: Path, name: str, identity: str) -> Path:
     folder = scratch.absolute() / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     for each in (scratch.absolute(), folder):
         each.mkdir(mode=0o711, parents=True, exist_ok=True)
-        result = each.lstat()
-        if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.getuid():
+        status = each.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise NotAllowed(f"{each} belongs to another user: set FARM_SCRATCH to a local folder of your own")
-        if result.st_mode & 0o022 or not result.st_mode & 0o001:
+        if status.st_mode & 0o022 or not status.st_mode & 0o001:
             each.chmod(0o711)
     return folder
 

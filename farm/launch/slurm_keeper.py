@@ -187,11 +187,11 @@ class Plan:
 
 def wanted(pools: Pools, n_rollouts: int) -> dict[str, int]:
     """Return the number of jobs of each pool for this many waiting or running rollouts: the first pools first."""
-    result, left = {}, n_rollouts
+    n_jobs, left = {}, n_rollouts
     for name, pool in pools.items():
-        result[name] = pool.min if name == HEAD else max(pool.min, min(pool.max, math.ceil(max(0, left) / pool.room)))
-        left -= 0 if name == HEAD else result[name] * pool.room
-    return result
+        n_jobs[name] = pool.min if name == HEAD else max(pool.min, min(pool.max, math.ceil(max(0, left) / pool.room)))
+        left -= 0 if name == HEAD else n_jobs[name] * pool.room
+    return n_jobs
 
 
 def ahead_s(pool: SlurmPool, longest_s: float = 0.0) -> float:

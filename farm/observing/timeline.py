@@ -52,33 +52,33 @@ def spans(rollout: Rollout, timings: Sequence[Timing], calls: Sequence[ModelCall
 def stage_spans(rollout: Rollout, timings: Sequence[Timing], now: float) -> list[Span]:
     """Return the spans of stages, and of the wait for each."""
     zero = rollout.submitted_at
-    result = []
+    spans = []
     for timing in timings:
         lane, stage = f"attempt {timing.attempt}", timing.stage.value
         started = timing.started_at if timing.started_at is not None else now
         if started > timing.queued_at:
             name = f"{stage} queued"
-            result.append(Span(lane, "queued", name, name, timing.queued_at - zero, started - zero, timing))
+            spans.append(Span(lane, "queued", name, name, timing.queued_at - zero, started - zero, timing))
         if timing.started_at is not None:
             end = max(timing.finished_at if timing.finished_at is not None else now, started)
-            result.append(Span(lane, stage, stage, _label(timing), timing.started_at - zero, end - zero, timing))
-    return result
+            spans.append(Span(lane, stage, stage, _label(timing), timing.started_at - zero, end - zero, timing))
+    return spans
 
 
 def call_spans(rollout: Rollout, calls: Sequence[ModelCall]) -> list[Span]:
     """Return the spans of an attempt's model calls, and of the tools between them."""
     zero = rollout.submitted_at
-    result = []
+    spans = []
     before: ModelCall | None = None
     for call in calls:
         if before is not None and call.started_at > (end := before.started_at + before.latency_s):
             names = ", ".join(_tools(before.response)) or "environment"
-            result.append(Span(TOOLS, "between", names, names, end - zero, call.started_at - zero, before))
+            spans.append(Span(TOOLS, "between", names, names, end - zero, call.started_at - zero, before))
         label = f"call {call.index}: {call.n_prompt_tokens} + {call.n_response_tokens} tokens"
         start = call.started_at - zero
-        result.append(Span(CALLS, "call", "model call", label, start, start + call.latency_s, call))
+        spans.append(Span(CALLS, "call", "model call", label, start, start + call.latency_s, call))
         before = call
-    return result
+    return spans
 
 
 def _tools(message: Message) -> list[str]:
@@ -92,8 +92,8 @@ def _tools(message: Message) -> list[str]:
 
 
 def _label(timing: Timing) -> str:
-    place = f" on {timing.node}" if timing.node else ""
-    return f"{timing.stage.value}{place}: {timing.result or 'active'}"
+    node = f" on {timing.node}" if timing.node else ""
+    return f"{timing.stage.value}{node}: {timing.result or 'active'}"
 
 
 def trace_events(rollout: Rollout, drawn: Sequence[Span]) -> dict[str, Any]:

@@ -278,25 +278,25 @@ def tools_by_call(calls: Sequence[ModelCall]) -> dict[int, list[ToolSchema]]:
 
     The tools of a training row are those of its first call.
     """
-    result: dict[int, list[ToolSchema]] = {}
+    by_call: dict[int, list[ToolSchema]] = {}
     known = Prefixes()
     for call in calls:
         prompt, tools = call.prompt_ids, call.tools
         if tools is None:
             continued = None if prompt is None else known.longest(prompt, images=call.images)
-            tools = [] if continued is None else result[continued]
-        result[call.index] = tools
+            tools = [] if continued is None else by_call[continued]
+        by_call[call.index] = tools
         if prompt is not None and call.response_ids is not None:
             known.put(call.index, np.concatenate([prompt, call.response_ids]), call.images)
-    return result
+    return by_call
 
 
 def all_tools(calls: Sequence[ModelCall]) -> list[ToolSchema]:
     """Return the distinct tools offered to the policy in any of these calls, in order."""
-    result: list[ToolSchema] = []
+    tools: list[ToolSchema] = []
     for call in calls:
-        result += [tool for tool in call.tools or () if tool not in result]
-    return result
+        tools += [tool for tool in call.tools or () if tool not in tools]
+    return tools
 
 
 def _rows(calls: Sequence[ModelCall]) -> list[_Row]:

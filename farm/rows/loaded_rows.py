@@ -224,7 +224,7 @@ def read_rows(
         if name not in rule.settable:
             raise InvalidRequest(f"{form} accepts {' and '.join(rule.settable) or 'none'} for all rows", field=name)
     once = _Repeats(rule.deduplicate if deduplicate is None else deduplicate)
-    result = LoadedRows(str(path))
+    loaded = LoadedRows(str(path))
     complaints: list[tuple[str, str]] = []
     n_rows = 0
     for number, row in rows_of(path):
@@ -242,15 +242,15 @@ def read_rows(
             if len(complaints) == MAX_COMPLAINTS:
                 break
             continue
-        result.instances.append(instance)
-        result.numbers.append(number)
-        if len(result.instances) > MAX_INSTANCES:
+        loaded.instances.append(instance)
+        loaded.numbers.append(number)
+        if len(loaded.instances) > MAX_INSTANCES:
             raise InvalidRequest(f"it has more than {MAX_INSTANCES} problems: split it into several", field=str(path))
     if complaints:
         raise InvalidRequest.of(complaints)
     if not n_rows:
         raise InvalidRequest(f"it has no rows; expected: {WANTED}, or parquet", field=str(path))
-    return LoadedRows(str(path), _named(result), result.numbers, n_rows, once.n_repeats)
+    return LoadedRows(str(path), _named(loaded), loaded.numbers, n_rows, once.n_repeats)
 
 
 def _form(form: str, data_source: str) -> RowForm:
@@ -265,7 +265,7 @@ def _form(form: str, data_source: str) -> RowForm:
 
 def _renamed(row: Row, columns: Mapping[str, str], *, only: bool) -> dict[str, Any]:
     """Return a row with its columns under their new names. Raises ValueError for a missing column."""
-    result = {} if only and columns else {name: value for name, value in row.items() if name not in columns.values()}
+    renamed = {} if only and columns else {name: value for name, value in row.items() if name not in columns.values()}
     for name, column in columns.items():
         value: Any = row
         for part in column.split(".") if column not in row else [column]:
@@ -273,8 +273,8 @@ def _renamed(row: Row, columns: Mapping[str, str], *, only: bool) -> dict[str, A
                 remedy = f"name another for {name!r} (--map {name}=COLUMN)"
                 raise ValueError(f"it has no column {column!r}, only {_columns(row)}: {remedy}")
             value = value[part]
-        result[name] = value
-    return result
+        renamed[name] = value
+    return renamed
 
 
 def _instance(rule: RowForm, row: Row, data_source: str) -> Instance:

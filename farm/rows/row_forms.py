@@ -113,17 +113,17 @@ def _server_fields(row: Mapping[str, Any]) -> dict[str, Any]:
             **{name: row.get(name) for name in ("question", "answer")},
             "metadata": metadata,
         }
-    result = {name: value for name, value in row.items() if name not in ("server", "agent_ref")}
+    fields = {name: value for name, value in row.items() if name not in ("server", "agent_ref")}
     if kind == _OPTIONS:
-        result.setdefault("grading_mode", "strict_single_letter_boxed")
+        fields.setdefault("grading_mode", "strict_single_letter_boxed")
     if kind in (_LIBRARY, _OF_GPQA):
-        result.setdefault("rule", kind)
+        fields.setdefault("rule", kind)
     if kind == _OF_TEXT:
         exact = "_exact" if row.get("case_sensitive") else ""
-        result.setdefault("rule", f"{kind}_{row.get('extraction_mode', 'final_answer')}{exact}")
+        fields.setdefault("rule", f"{kind}_{row.get('extraction_mode', 'final_answer')}{exact}")
     if kind == _JUDGE:
-        result.setdefault("judge", {})
-    return result
+        fields.setdefault("judge", {})
+    return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,29 +28,29 @@ def fair_shares(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
 
     A lower priority gets nothing while a higher one waits. Of equals, the first ones get more.
     """
-    result: dict[str, int] = {}
+    shares: dict[str, int] = {}
     for priority in sorted({wait.priority for wait in waits}, reverse=True):
         level = [wait for wait in waits if wait.priority == priority]
         for batch_id, share in _level(level, room).items():
-            result[batch_id] = share
+            shares[batch_id] = share
             room -= share
-    return result
+    return shares
 
 
 def _level(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
     """Fill up batches of one priority so that those with the fewest under way catch up first."""
-    result = dict.fromkeys((wait.batch_id for wait in waits), 0)
-    lowest = [(wait.n_placed, place, wait) for place, wait in enumerate(waits) if wait.n_waiting]
+    shares = dict.fromkeys((wait.batch_id for wait in waits), 0)
+    lowest = [(wait.n_placed, index, wait) for index, wait in enumerate(waits) if wait.n_waiting]
     heapq.heapify(lowest)
     while room > 0 and lowest:
-        level, place, wait = heapq.heappop(lowest)
+        level, index, wait = heapq.heappop(lowest)
         up_to = lowest[0][0] - level if lowest else room
-        step = min(room, max(1, up_to), wait.n_waiting - result[wait.batch_id])
-        result[wait.batch_id] += step
+        step = min(room, max(1, up_to), wait.n_waiting - shares[wait.batch_id])
+        shares[wait.batch_id] += step
         room -= step
-        if result[wait.batch_id] < wait.n_waiting:
-            heapq.heappush(lowest, (level + step, place, wait))
-    return {batch_id: share for batch_id, share in result.items() if share}
+        if shares[wait.batch_id] < wait.n_waiting:
+            heapq.heappush(lowest, (level + step, index, wait))
+    return {batch_id: share for batch_id, share in shares.items() if share}
 
 
 class FreeSlots:
@@ -132,12 +132,12 @@ class Admissions:
         All borrowed sandboxes (`_LENT`) of one priority count as one batch.
         """
         in_turn = sorted(waits, key=lambda wait: self._served.get(wait.batch_id, 0))
-        result = fair_shares(in_turn, room)
+        shares = fair_shares(in_turn, room)
         served = {wait.batch_id: self._served.get(wait.batch_id, 0) for wait in waits}
         self._job_ends.forget(served)
         self._first_stages.forget(served)
-        self._served = served | dict.fromkeys(result, max(served.values(), default=0) + 1)
-        return result
+        self._served = served | dict.fromkeys(shares, max(served.values(), default=0) + 1)
+        return shares
 
     def _placed(
         self, connection: Connection, shares: Sequence[tuple[str, int]], slots: FreeSlots

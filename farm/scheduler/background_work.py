@@ -70,13 +70,13 @@ class InvariantChecker(PeriodicThread):
 
     def look_at_engines(self) -> list[str]:
         """Log engines that get no calls without intervention, once per incident. Returns the messages."""
-        result = [
+        troubled = [
             engine
             for engine in self._store.read(llm_engines.listing)
             if engine.abandoned or engine.status == "without weights"
         ]
-        new = [engine for engine in result if (engine.url, engine.status) not in self._troubled]
-        self._troubled = {(engine.url, engine.status) for engine in result}
+        new = [engine for engine in troubled if (engine.url, engine.status) not in self._troubled]
+        self._troubled = {(engine.url, engine.status) for engine in troubled}
         messages = [f"engine {engine.url} {engine.trouble}" for engine in new]
         for words in messages:
             log.error("ALARM %s", words)

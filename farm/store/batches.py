@@ -150,13 +150,13 @@ def has_open(connection: Connection, batch_id: str) -> bool:
 def progress(connection: Connection, batch_id: str) -> tuple[int, bool]:
     """Return the last end number of a batch, and whether it has open rollouts. Raises NotFound."""
     numbers = select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == batch_id)
-    result = connection.execute(numbers).one_or_none()
-    if result is None:
+    row = connection.execute(numbers).one_or_none()
+    if row is None:
         raise NotFound(f"there is no batch {batch_id}")
-    if result.last_seq < result.n_rollouts:
-        return result.last_seq, True
+    if row.last_seq < row.n_rollouts:
+        return row.last_seq, True
     live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None)).limit(1)
-    return result.last_seq, connection.execute(live).first() is not None
+    return row.last_seq, connection.execute(live).first() is not None
 
 
 def keyed(connection: Connection, keys: Sequence[str]) -> list[KeyedBatch]:
@@ -287,17 +287,17 @@ def rollouts_of(
 
 def rollout(connection: Connection, rollout_id: str) -> Rollout:
     """Return one rollout, without its segments. Raises NotFound."""
-    result = rollouts_by(connection, select(rollouts).where(rollouts.c.rollout_id == rollout_id))
-    if not result:
+    matches = rollouts_by(connection, select(rollouts).where(rollouts.c.rollout_id == rollout_id))
+    if not matches:
         raise NotFound(f"there is no rollout {rollout_id}")
-    return result[0]
+    return matches[0]
 
 
 def timings(connection: Connection, rollout_id: str) -> list[Timing]:
     """Return every stage of every attempt of a rollout, in order. Raises Pruned."""
     statement = select(attempts).where(attempts.c.rollout_id == rollout_id)
     order = list(Stage)
-    result = [
+    timings = [
         Timing(
             row.attempt,
             Stage(row.stage),
@@ -310,9 +310,9 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
         )
         for row in connection.execute(statement)
     ]
-    if not result:
+    if not timings:
         check_kept(connection, RolloutRef.of(rollout_id).batch_id)
-    return sorted(result, key=lambda timing: (timing.attempt, order.index(timing.stage)))
+    return sorted(timings, key=lambda timing: (timing.attempt, order.index(timing.stage)))
 
 
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:

@@ -29,11 +29,11 @@ def cancel(connection: Connection, target: RolloutRef, rollout_ids: Collection[s
     """
     # no rollout of the batch ends in between: that takes a number, and numbers are assigned under this lock
     batch = update(batches).where(batches.c.batch_id == target.batch_id)
-    result = connection.execute(batch.values(last_seq=batches.c.last_seq).returning(batches.c.last_seq)).scalar()
+    last_seq = connection.execute(batch.values(last_seq=batches.c.last_seq).returning(batches.c.last_seq)).scalar()
     ended: list[str] = []
     for some in _parts(rollout_ids):
         _check(connection, target, some)
-        ids = _end(connection, target, some, (result or 0) + len(ended))
+        ids = _end(connection, target, some, (last_seq or 0) + len(ended))
         _close(connection, ids)
         ended += ids
     if ended:
@@ -147,9 +147,9 @@ def cancelled_of(connection: Connection, rollout_ids: Sequence[str]) -> list[str
         rewards.c.rollout_id == rollouts.c.rollout_id, rewards.c.attempt == rollouts.c.attempt
     )
     as_before = (rollouts.c.state == State.COMPLETED.value) & ~scored_now.exists()
-    result: set[str] = set()
+    cancelled: set[str] = set()
     for ids in chunks(rollout_ids):
         some = rollouts.c.rollout_id.in_(ids)
         statement = select(rollouts.c.rollout_id).where(some, or_(rollouts.c.state == State.CANCELLED.value, as_before))
-        result.update(connection.execute(statement).scalars())
-    return [each for each in rollout_ids if each in result]
+        cancelled.update(connection.execute(statement).scalars())
+    return [each for each in rollout_ids if each in cancelled]

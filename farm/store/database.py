@@ -285,7 +285,7 @@ class Store:
         for pause_s in pauses():
             try:
                 with self._connected(deadline - time.monotonic(), reading=True) as connection:
-                    result = work(connection)
+                    value = work(connection)
             except Exception as error:
                 if not self._has_answered and (refused := refusal(error)):
                     raise InvalidRequest(refused, field="store_url") from error
@@ -297,7 +297,7 @@ class Store:
             else:
                 self._has_answered = True
                 self._no_reads.over()
-                return result
+                return value
             time.sleep(pause_s)
         raise AssertionError("pauses have no end")
 

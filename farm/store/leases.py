@@ -51,15 +51,15 @@ _kept = select(rollouts.c.rollout_id).where(
 
 def taken(connection: Connection, owner: str, node: str, held: Collection[str]) -> dict[str, State]:
     """Return the states of those rollouts in `held` that an owner on a node no longer holds."""
-    result: dict[str, State] = {}
+    states: dict[str, State] = {}
     ids = sorted(set(held).difference(connection.execute(_kept, {"b_node": node, "b_owner": owner}).scalars()))
     for some in chunks(ids):
         statement = select(rollouts.c.rollout_id, rollouts.c.state).where(
             rollouts.c.rollout_id.in_(some),
             rollouts.c.owner.is_distinct_from(owner) | (rollouts.c.state != State.ACTIVE.value),
         )
-        result.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})
-    return result
+        states.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})
+    return states
 
 
 def expired(

@@ -47,7 +47,7 @@ def add(connection: Connection, engine: StoredEngine, secret_key: SecretKey, cal
     """
     url = normal_url(engine.url)
     _check_right(connection, url, caller, engine.model)
-    result = {
+    columns = {
         "model": engine.model,
         "key": secret_key.seal(connection, sound_key(engine.key), caller),
         "tokenizer": engine.tokenizer,
@@ -57,7 +57,7 @@ def add(connection: Connection, engine: StoredEngine, secret_key: SecretKey, cal
         "failure": "",
     }
     shared = case((engines.c.added_by == engine.added_by, engine.added_by), else_="")
-    if not connection.execute(update(engines).where(engines.c.url == url).values(added_by=shared, **result)).rowcount:
+    if not connection.execute(update(engines).where(engines.c.url == url).values(added_by=shared, **columns)).rowcount:
         registrant = "" if caller is None else caller.name
         if caller is not None and caller.max_engines is not None:
             api_keys.lock(connection, caller.name)
@@ -65,7 +65,7 @@ def add(connection: Connection, engine: StoredEngine, secret_key: SecretKey, cal
             if n >= caller.max_engines:
                 raise Forbidden(f"key {registrant!r} has added {n} engines, which is its quota: remove one first")
         expected = _expected(connection, engine.model) | {"registrant": registrant}
-        new = insert(engines).values(url=url, added_at=db_now(), added_by=engine.added_by, **result, **expected)
+        new = insert(engines).values(url=url, added_at=db_now(), added_by=engine.added_by, **columns, **expected)
         connection.execute(new)
 
 

@@ -39,8 +39,8 @@ def revision(store: Store, patience_s: float | None = None) -> str | None:
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    result = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
-    return None if result is None else str(result)
+    revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return None if revision is None else str(revision)
 
 
 def check(store: Store, patience_s: float | None = None) -> None:

@@ -217,10 +217,8 @@ def claim(
 
 
 def _made_before(connection: Connection, names: Mapping[str, Any], tries: Sequence[float]) -> Row[Any] | None:
-    result = (
-        connection.execute(_claim_again, dict(names) | {"b_leased_until": lease}).one_or_none() for lease in tries
-    )
-    return next((row for row in result if row is not None), None)
+    rows = (connection.execute(_claim_again, dict(names) | {"b_leased_until": lease}).one_or_none() for lease in tries)
+    return next((row for row in rows if row is not None), None)
 
 
 LEASE_CLEARED = {"owner": None, "lease_expires_at": None}

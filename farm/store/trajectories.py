@@ -147,10 +147,10 @@ def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -
     mine = model_calls.c.rollout_id == rollout_id
     which = select(func.max(model_calls.c.attempt)).where(mine).scalar_subquery() if attempt is None else attempt
     statement = select(model_calls).where(mine, model_calls.c.attempt == which).order_by(model_calls.c.call_index)
-    result = _in_full(connection.execute(statement))
-    if not result:
+    recorded = _in_full(connection.execute(statement))
+    if not recorded:
         check_kept(connection, RolloutRef.of(rollout_id).batch_id)
-    return result
+    return recorded
 
 
 def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
@@ -231,24 +231,24 @@ def segments_of(
     )
     if rollout_ids is not None:
         statement = statement.where(segment_rows.c.rollout_id.in_(rollout_ids))
-    result: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
-    places: defaultdict[tuple[str, int], list[list[list[int]]]] = defaultdict(list)
+    segments: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
+    stretches: defaultdict[tuple[str, int], list[list[list[int]]]] = defaultdict(list)
     for row in connection.execute(statement):
-        places[row.rollout_id, row.attempt].append(row.expert_places or [])
-        result[row.rollout_id].append(
+        stretches[row.rollout_id, row.attempt].append(row.expert_places or [])
+        segments[row.rollout_id].append(
             Segment(
                 **{name: getattr(row, name) for name in _OF_SEGMENT},
-                turn_rewards=tuple((place, reward) for place, reward in row.turn_rewards or ()),
+                turn_rewards=tuple((position, reward) for position, reward in row.turn_rewards or ()),
                 images=tuple(row.images or ()),
             )
         )
-    for (rollout_id, attempt), of_rollout in places.items() if experts else ():
+    for (rollout_id, attempt), of_rollout in stretches.items() if experts else ():
         if any(of_rollout):
-            rows = zip(result[rollout_id], of_rollout, strict=True)
-            result[rollout_id] = stored_experts.with_experts(connection, rollout_id, attempt, list(rows))
+            rows = zip(segments[rollout_id], of_rollout, strict=True)
+            segments[rollout_id] = stored_experts.with_experts(connection, rollout_id, attempt, list(rows))
     for rollout_id, of_rows in _rewards_of_rows(connection, batch_id, rollout_ids):
-        result[rollout_id] = RowRewards.model_validate(of_rows).applied(result[rollout_id])
-    return {rollout_id: tuple(rows) for rollout_id, rows in result.items()}
+        segments[rollout_id] = RowRewards.model_validate(of_rows).applied(segments[rollout_id])
+    return {rollout_id: tuple(rows) for rollout_id, rows in segments.items()}
 
 
 def _rewards_of_rows(

@@ -59,12 +59,12 @@ class IgnoredFiles:
     def _is_matched(self, parts: tuple[str, ...], top: int) -> bool:
         """Return whether the patterns match one path, ignoring its parents; the first ones are in `top`."""
         mark = "/" if self._task.joinpath(*parts).is_dir() else ""
-        result = False
+        is_matched = False
         for n in range(top, len(parts)):
             patterns = self._patterns_in(self._task.joinpath(*parts[:n]))
-            found = None if patterns is None else patterns.check_file("/".join(parts[n:]) + mark).include
-            result = result if found is None else found
-        return result
+            include = None if patterns is None else patterns.check_file("/".join(parts[n:]) + mark).include
+            is_matched = is_matched if include is None else include
+        return is_matched
 
     def _patterns_in(self, folder: Path) -> GitIgnoreSpec | None:
         if folder not in self._patterns:

@@ -96,15 +96,15 @@ class SharedResults(Generic[T]):
                 if (kept := self._fresh(key)) is not None:
                     return kept[1]
                 started = time.monotonic()
-                result = await make()
+                value = await make()
                 now = time.monotonic()
                 kept_s = max(self._kept_s, _SHARE * (now - started))
-                if is_final is not None and is_final(result):
+                if is_final is not None and is_final(value):
                     kept_s = max(kept_s, 30 * self._kept_s)
                 if len(self._kept) >= _MOST:
                     self._kept.clear()
-                self._kept[key] = (now + kept_s, result)
-                return result
+                self._kept[key] = (now + kept_s, value)
+                return value
         finally:
             if not lock.locked():
                 self._locks.pop(key, None)

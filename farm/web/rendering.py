@@ -115,7 +115,7 @@ def rendered(name: str, **values: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    result = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("farm.web"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -129,9 +129,9 @@ def _environment() -> jinja2.Environment:
         "instant": instant,
         "quoted": lambda text: quote(str(text), safe=""),
     }
-    result.filters |= filters
-    result.globals |= {"root": ROOT, "LONG": LONG, "query": query}
-    return result
+    environment.filters |= filters
+    environment.globals |= {"root": ROOT, "LONG": LONG, "query": query}
+    return environment
 
 
 def query(*parts: Mapping[str, Any], **changes: Any) -> str:

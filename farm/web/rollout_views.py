@@ -221,14 +221,14 @@ def _images(content: object) -> list[str]:
 def tool_calls(message: Mapping[str, Any]) -> list[ShownCall]:
     """Return the tool calls of a message; a malformed one is shown as its text."""
     made = message.get("tool_calls") or ()
-    result = []
+    shown = []
     for each in made if isinstance(made, list | tuple) else (made,):
         function = each.get("function") if isinstance(each, dict) else None
         if isinstance(function, dict):
-            result.append(ShownCall(str(function.get("name", "?")), arguments_of(function.get("arguments", ""))))
+            shown.append(ShownCall(str(function.get("name", "?")), arguments_of(function.get("arguments", ""))))
         else:
-            result.append(ShownCall("?", [("", str(each))]))
-    return result
+            shown.append(ShownCall("?", [("", str(each))]))
+    return shown
 
 
 class RolloutViews:

@@ -121,12 +121,12 @@ def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[st
 
 def _reasons(costs: Sequence[RolloutCost], n_samples: int) -> dict[str, str]:
     """Return the reason of each rollout, by its id."""
-    result = {each.rollout_id: _own_reason(each) for each in costs}
+    reasons = {each.rollout_id: _own_reason(each) for each in costs}
     groups: defaultdict[int, list[RolloutCost]] = defaultdict(list)
     n_seen: defaultdict[int, int] = defaultdict(int)
     for each in costs:
         n_seen[each.group_index] += 1
-        if not result[each.rollout_id]:
+        if not reasons[each.rollout_id]:
             groups[each.group_index].append(each)
     for index, members in groups.items():
         # nothing more is known of a group that is still open, or that is partly older than the newest rollouts
@@ -137,8 +137,8 @@ def _reasons(costs: Sequence[RolloutCost], n_samples: int) -> dict[str, str]:
         elif n_samples > 1 and is_whole and len({each.reward for each in members}) == 1:
             reason = "equal rewards"
         for each in members:
-            result[each.rollout_id] = reason or ("left out" if each.left_out else TRAINS)
-    return result
+            reasons[each.rollout_id] = reason or ("left out" if each.left_out else TRAINS)
+    return reasons
 
 
 def _own_reason(each: RolloutCost) -> str:

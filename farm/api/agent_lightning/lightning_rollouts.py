@@ -112,13 +112,13 @@ class LightningRollouts:
     def listing(self, states: Sequence[LightningState], limit: int) -> list[dict[str, Any]]:
         """Return the oldest rollouts in these states."""
         rows = self._farm.store.read(partial(keyed_rollouts.shown, prefix=_PREFIX, consumer=_DELETED))
-        result: list[dict[str, Any]] = []
+        rollouts: list[dict[str, Any]] = []
         for metadata, rollout in rows:
-            if len(result) >= limit:
+            if len(rollouts) >= limit:
                 break
             if state_of(rollout) in states:
-                result.append(self._as_sent(metadata["rollout"], rollout))
-        return result
+                rollouts.append(self._as_sent(metadata["rollout"], rollout))
+        return rollouts
 
     def terminal(self, query: TerminalQuery) -> dict[str, Any]:
         """Return a page of ended rollouts, in the order of their ends; deleted ones are only counted."""

@@ -204,12 +204,12 @@ class AgentFiles:
                 written = [(_path_of(request), await self._endpoints.run(_octets, body, encoding))]
             else:
                 written = await self._endpoints.run(_form_files, body, content_type, request.query.get("path", ""))
-        result = []
+        entries = []
         for path, data in written:
             await sandbox.call_file(await self._endpoints.run(_write_call, path, data))
             entry = await _entry(sandbox, path)
-            result.append({"name": entry.name, "path": entry.path, "type": "file"})
-        return Response(serialization.written(result), media_type="application/json")
+            entries.append({"name": entry.name, "path": entry.path, "type": "file"})
+        return Response(serialization.written(entries), media_type="application/json")
 
 
 async def _entry(sandbox: AgentSandbox, path: str) -> FileEntry:
@@ -218,7 +218,7 @@ async def _entry(sandbox: AgentSandbox, path: str) -> FileEntry:
 
 
 def _info(entry: FileEntry) -> dict[str, Any]:
-    result = {
+    info = {
         "name": entry.name,
         "path": entry.path,
         "type": _TYPES.get(entry.kind, "FILE_TYPE_UNSPECIFIED"),
@@ -229,7 +229,7 @@ def _info(entry: FileEntry) -> dict[str, Any]:
         "group": entry.group,
         "modifiedTime": datetime.fromtimestamp(entry.modified_at, UTC).isoformat().replace("+00:00", "Z"),
     }
-    return {**result, "symlinkTarget": entry.target} if entry.kind == "link" else result
+    return {**info, "symlinkTarget": entry.target} if entry.kind == "link" else info
 
 
 def _path_of(request: ApiRequest) -> str:

@@ -316,8 +316,8 @@ def _end(output: ProcessOutput) -> dict[str, Any]:
     by_signal = code < 0
     status = f"signal: {-code}" if by_signal else f"exit status {code}"
     error = output.limit or (status if code else "")
-    result: dict[str, Any] = {"exitCode": -1 if by_signal else code, "exited": not by_signal, "status": status}
-    return {**result, "error": error} if error else result
+    end: dict[str, Any] = {"exitCode": -1 if by_signal else code, "exited": not by_signal, "status": status}
+    return {**end, "error": error} if error else end
 
 
 def _info(process: ProcessState) -> dict[str, Any]:

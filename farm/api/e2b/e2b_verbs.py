@@ -243,16 +243,16 @@ class RestSandboxes:
         """Return the caller's sandboxes, a page at a time."""
         query = request.parse_query(ListingQuery)
         labels = query.labels()
-        result: list[BorrowedSandbox] = []
+        sandboxes: list[BorrowedSandbox] = []
         before = query.next_token or None
         more = query.running
-        while more and len(result) <= query.limit:
+        while more and len(sandboxes) <= query.limit:
             page = self._borrower.list(_PAGE, before=before)
-            result += [state for state in page if _is_own(state) and labels.items() <= state.labels.items()]
+            sandboxes += [state for state in page if _is_own(state) and labels.items() <= state.labels.items()]
             more = len(page) == _PAGE
             before = page[-1].sandbox_id if page else None
-        shown = result[: query.limit]
-        headers = {"x-next-token": shown[-1].sandbox_id} if len(result) > query.limit else {}
+        shown = sandboxes[: query.limit]
+        headers = {"x-next-token": shown[-1].sandbox_id} if len(sandboxes) > query.limit else {}
         return Response(serialization.written(list(map(_detail, shown))), 200, headers, "application/json")
 
     def set_timeout(self, request: ApiRequest) -> Response:

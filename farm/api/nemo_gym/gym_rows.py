@@ -185,13 +185,13 @@ def _template_kwargs(metadata: Mapping[str, str]) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        result = json.loads(text)
+        kwargs = json.loads(text)
     except ValueError:
-        result = None
-    if not isinstance(result, dict):
+        kwargs = None
+    if not isinstance(kwargs, dict):
         field = "responses_create_params.metadata.chat_template_kwargs"
         raise InvalidRequest("must be a JSON object", field=field)
-    return result
+    return kwargs
 
 
 _SENT = {

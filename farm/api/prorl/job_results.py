@@ -133,31 +133,31 @@ def conversation(calls: Sequence[ModelCall], with_tokens: bool, end_thinking: bo
     """
     chosen = longest_row(calls)
     tools = tools_by_call(calls)[chosen[0].index] if chosen else []
-    result: list[WireMessage] = []
+    messages: list[WireMessage] = []
     n_seen = 0
     between: list[Message] = []
     for call in chosen:
         between += call.messages
-        result += _put(between, call, n_seen, with_tokens)
+        messages += _put(between, call, n_seen, with_tokens)
         answer = _answer(call, with_tokens)
-        result.append(answer)
+        messages.append(answer)
         if end_thinking and "<think>" in answer["content"] and "</think>" not in answer["content"]:
             _close(answer)
-            return Conversation(result, tools, False)
+            return Conversation(messages, tools, False)
         n_seen = call.n_prompt_tokens + call.n_response_tokens if call.token_exact else 0
         between = list(call.observations)
-    return Conversation(result, tools, True)
+    return Conversation(messages, tools, True)
 
 
 def _put(between: Sequence[Message], call: ModelCall, n_seen: int, with_tokens: bool) -> list[WireMessage]:
     """Return the messages between two answers; the first of them has the ids of them all."""
-    result = [_plain(message) for message in between]
+    messages = [_plain(message) for message in between]
     if with_tokens and call.token_exact:
         assert call.prompt_ids is not None
         ids = call.prompt_ids[n_seen:].tolist()
-        for index, message in enumerate(result):
+        for index, message in enumerate(messages):
             message |= {"token_ids": [] if index else ids, "input_ids": None, "output_ids": None, "logprobs": None}
-    return result
+    return messages
 
 
 def _answer(call: ModelCall, with_tokens: bool) -> WireMessage:
@@ -172,11 +172,11 @@ def _answer(call: ModelCall, with_tokens: bool) -> WireMessage:
 def _plain(message: Mapping[str, Any]) -> WireMessage:
     """Return a message in the form for its trainers' templates: its text, and only the function of a call."""
     reasoning, text = reasoning_and_text(message)
-    result: WireMessage = {"role": str(message.get("role", "user"))}
-    result["content"] = f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
+    plain: WireMessage = {"role": str(message.get("role", "user"))}
+    plain["content"] = f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
     if calls := message.get("tool_calls"):
-        result["tool_calls"] = [call.get("function", {}) for call in calls]
-    return result
+        plain["tool_calls"] = [call.get("function", {}) for call in calls]
+    return plain
 
 
 def _close(answer: WireMessage) -> None:

@@ -360,11 +360,11 @@ class RexSandbox:
 
 def _expected(texts: Sequence[str]) -> list[str]:
     """Return the texts to wait for: unchanged, and also without backslashes, for clients that write patterns."""
-    result: list[str] = []
+    expected: list[str] = []
     for text in texts:
         ours = text.replace("\r\n", "\n")
-        result += [ours, *({re.sub(r"\\(\W)", r"\1", ours)} - {ours})]
-    return result
+        expected += [ours, *({re.sub(r"\\(\W)", r"\1", ours)} - {ours})]
+    return expected
 
 
 def _observation(output: str, code: int | None, shown: ShellOutput | None = None) -> Mapping[str, Any]:

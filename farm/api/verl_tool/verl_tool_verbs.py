@@ -252,14 +252,14 @@ class ObservationRequest(Request):
     def steps(self) -> list[TrajectoryStep]:
         """Return the actions one by one. Raises InvalidRequest naming the extra field that is wrong."""
         seen: Counter[tuple[str, str]] = Counter()
-        result: list[TrajectoryStep] = []
+        steps: list[TrajectoryStep] = []
         for index, (trajectory_id, action) in enumerate(zip(self.trajectory_ids, self.actions, strict=True)):
             extra = self.extra_fields[index] if self.extra_fields else {}
             call_id = content_hash([action, seen[trajectory_id, action]])
             seen[trajectory_id, action] += 1
             finishes, is_last = (self._flag(name, index, extra) for name in ("finish", "is_last_step"))
-            result.append(TrajectoryStep(trajectory_id, action, call_id, finishes, is_last, _spec(extra, index)))
-        return result
+            steps.append(TrajectoryStep(trajectory_id, action, call_id, finishes, is_last, _spec(extra, index)))
+        return steps
 
     def _flag(self, name: str, index: int, extra: dict[str, Any]) -> bool:
         if name in extra:

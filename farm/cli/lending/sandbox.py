@@ -116,10 +116,10 @@ def exec_command(farm: Farm, reference: str, argv: tuple[str, ...], timeout_s: f
 @on_farm
 def shell(farm: Farm, reference: str, command: str, session: str, timeout_s: float) -> None:
     """Run COMMAND in a persistent shell of SANDBOX: directory, variables and functions stay between calls."""
-    result: ShellOutput = farm.sandboxes.attach(reference).shell(command, session, timeout_s=timeout_s)
-    click.echo(result.output, nl=False)
-    notes = [result.limit, f"stopped after {timeout_s:g} s" if result.timed_out else "", result.note]
-    _end(result.code, "; ".join(filter(None, notes)))
+    output: ShellOutput = farm.sandboxes.attach(reference).shell(command, session, timeout_s=timeout_s)
+    click.echo(output.output, nl=False)
+    notes = [output.limit, f"stopped after {timeout_s:g} s" if output.timed_out else "", output.note]
+    _end(output.code, "; ".join(filter(None, notes)))
 
 
 @sandbox.command()

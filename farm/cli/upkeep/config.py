@@ -76,7 +76,7 @@ def _complaints() -> list[tuple[str, str]]:
     from farm.settings import PREFIX, Settings, settings
 
     known = {f"{PREFIX}{name}".upper(): name for name in Settings.model_fields}
-    result = [
+    complaints = [
         (variable, f"is not a setting; {config_file.nearest(variable, Settings.model_fields)}")
         for variable in sorted(map(str.upper, os.environ))
         if variable.startswith(PREFIX)
@@ -85,11 +85,11 @@ def _complaints() -> list[tuple[str, str]]:
     ]
     try:
         if (path := config_file.path_in_use()) is not None:
-            result += _open_secrets(config_file.ConfigFile(path))
+            complaints += _open_secrets(config_file.ConfigFile(path))
         settings()
     except InvalidRequest as error:
-        result += error.complaints
-    return result
+        complaints += error.complaints
+    return complaints
 
 
 def _open_secrets(file: config_file.ConfigFile) -> list[tuple[str, str]]:

@@ -37,11 +37,11 @@ def logged(
     by, mark = current_caller().name, secrets.token_hex(8)
 
     def run(connection: Connection) -> T:
-        result = work(connection)
-        if done(result):
-            texts = [plain(each(result) if callable(each) else each, _CHARS) for each in (target, details)]
+        value = work(connection)
+        if done(value):
+            texts = [plain(each(value) if callable(each) else each, _CHARS) for each in (target, details)]
             _write(connection, mark, [by, verb, *texts])
-        return result
+        return value
 
     return run
 

@@ -163,12 +163,12 @@ def _with_secrets(stored: dict[str, Any], change: Callable[[str], str]) -> dict[
     def of_engine(engine: dict[str, Any]) -> dict[str, Any]:
         return {**engine, "engine_key": change(engine["engine_key"])} if engine.get("engine_key") else engine
 
-    result = {**stored, "secrets": {name: change(text) for name, text in stored.get("secrets", {}).items()}}
+    changed = {**stored, "secrets": {name: change(text) for name, text in stored.get("secrets", {}).items()}}
     if "engines" in stored:
-        result["engines"] = [of_engine(engine) for engine in stored["engines"]]
+        changed["engines"] = [of_engine(engine) for engine in stored["engines"]]
     if "roles" in stored:
-        result["roles"] = {role: of_engine(engine) for role, engine in stored["roles"].items()}
-    return result
+        changed["roles"] = {role: of_engine(engine) for role, engine in stored["roles"].items()}
+    return changed
 
 
 def has_secrets(connection: Connection) -> bool:

@@ -219,8 +219,8 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
             names = ", ".join(f'"{c.name}"{"::text" if isinstance(c.type, JSON) else ""}' for c in table.columns)
             marks = ", ".join("?" for _ in table.columns)
             query = f'SELECT {names} FROM "{table.name}"'  # noqa: S608
-            result = source.exec_driver_sql(query, execution_options={"yield_per": rows_at_a_time(table)})
-            for rows in result.partitions():
+            cursor = source.exec_driver_sql(query, execution_options={"yield_per": rows_at_a_time(table)})
+            for rows in cursor.partitions():
                 check()
                 copy.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', [tuple(row) for row in rows])  # noqa: S608
         copy.commit()

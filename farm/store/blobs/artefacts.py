@@ -49,10 +49,10 @@ def listing(connection: Connection, rollout_id: str) -> Sequence[KeptArtefact]:
         .where(artefacts.c.rollout_id == rollout_id, artefacts.c.attempt == _last_attempt(rollout_id))
         .order_by(artefacts.c.created_at, artefacts.c.name)
     )
-    result = [KeptArtefact(*row) for row in connection.execute(statement)]
-    if not result:
+    kept = [KeptArtefact(*row) for row in connection.execute(statement)]
+    if not kept:
         check_artefacts_kept(connection, RolloutRef.of(rollout_id).batch_id)
-    return result
+    return kept
 
 
 def contents(connection: Connection, rollout_id: str, name: str) -> bytes:

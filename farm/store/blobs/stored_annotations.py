@@ -74,13 +74,13 @@ def listing(connection: Connection, rollout_ids: Sequence[str]) -> Sequence[Anno
 
 
 def _by_key(new: NewAnnotations) -> dict[_Key, NewAnnotation]:
-    result: dict[_Key, NewAnnotation] = {}
-    for place, each in enumerate(new.annotations):
+    by_key: dict[_Key, NewAnnotation] = {}
+    for index, each in enumerate(new.annotations):
         key = (each.rollout_id, each.name, _WHOLE if each.row is None else each.row)
-        if key in result:
-            raise InvalidRequest("the name appears twice for one rollout and row", field=f"annotations[{place}].name")
-        result[key] = each
-    return result
+        if key in by_key:
+            raise InvalidRequest("the name appears twice for one rollout and row", field=f"annotations[{index}].name")
+        by_key[key] = each
+    return by_key
 
 
 def _check_ended(connection: Connection, ids: Sequence[str]) -> None:

@@ -43,14 +43,14 @@ def keep(connection: Connection, rollout_id: str, attempt: int, call_index: int,
 def first_fitting(connection: Connection, groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
     """Return the rollouts of the first groups whose experts fit in PAGE_BYTES together; at least one group."""
     sizes = _sizes(connection, [rollout.rollout_id for group in groups for rollout in group]) if groups else {}
-    result: list[Rollout] = []
+    rollouts: list[Rollout] = []
     room = PAGE_BYTES
     for group in groups:
         room -= sum(sizes.get(rollout.rollout_id, 0) for rollout in group)
-        if result and room < 0:
+        if rollouts and room < 0:
             break
-        result += group
-    return result
+        rollouts += group
+    return rollouts
 
 
 def _sizes(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, int]:

@@ -86,10 +86,10 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
 
 def violations(connection: Connection, batch_id: str) -> list[Violation]:
     """Return the violated invariants of a batch and its rollouts, at most `LIMIT`. Raises NotFound."""
-    numbers, result = of_batch(connection, batch_id)
+    numbers, violations = of_batch(connection, batch_id)
     for groups in parts(numbers):
-        result += of_rollouts(connection, batch_id, groups)
-    return result[:LIMIT]
+        violations += of_rollouts(connection, batch_id, groups)
+    return violations[:LIMIT]
 
 
 def parts(numbers: Conservation) -> Iterator[range]:
@@ -134,11 +134,11 @@ def _of_numbers_given(connection: Connection, batch_id: str) -> list[Violation]:
         .join(batches, batches.c.batch_id == _deliveries.c.batch_id)
         .where(batches.c.batch_id == batch_id, _deliveries.c.cursor > batches.c.last_seq)
     )
-    result = [Violation(batch_id, f"{n} rollouts ended as number {seq}") for seq, n in connection.execute(twice)]
-    summed, found = rollout_counts.ended_sums(connection, batch_id)
-    if summed != found:
-        result.append(Violation(batch_id, f"{summed} ended rollouts are summed up, {found} are there"))
-    return result + [
+    violations = [Violation(batch_id, f"{n} rollouts ended as number {seq}") for seq, n in connection.execute(twice)]
+    summed, counted = rollout_counts.ended_sums(connection, batch_id)
+    if summed != counted:
+        violations.append(Violation(batch_id, f"{summed} ended rollouts are summed up, {counted} are there"))
+    return violations + [
         Violation(batch_id, f"{consumer} has acknowledged {cursor}, but only {last} were given out")
         for consumer, cursor, last in connection.execute(beyond)
     ]
@@ -315,9 +315,9 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
 @lru_cache(maxsize=1)
 def _broken() -> Select[Any]:
     """Select the rollouts that violate a rule, and which rules."""
-    result = [case((wrong, 1), else_=0).label(f"rule_{index}") for index, (_, wrong) in enumerate(_RULES)]
+    rules = [case((wrong, 1), else_=0).label(f"rule_{index}") for index, (_, wrong) in enumerate(_RULES)]
     return (
-        select(_row.rollout_id, *(_row[name] for name in _FACTS), *result)
+        select(_row.rollout_id, *(_row[name] for name in _FACTS), *rules)
         .join(batches, batches.c.batch_id == _row.batch_id)
         .where(_row.batch_id == bindparam("b_batch"), or_(*(wrong for _, wrong in _RULES)))
         .where(_row.group_index >= bindparam("b_first"), _row.group_index < bindparam("b_end"))

@@ -103,11 +103,11 @@ class Counts:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return cumulative buckets, as in Prometheus."""
-        result, n = [], 0
+        buckets, n = [], 0
         for bound, count in zip([*map(repr, self.kind.bounds), "+Inf"], self.counts, strict=True):
             n += count
-            result.append((bound, float(n)))
-        return result
+            buckets.append((bound, float(n)))
+        return buckets
 
 
 Histograms: TypeAlias = dict[tuple[str, str], Counts]
@@ -137,22 +137,22 @@ def counted(connection: Connection, batch_id: str, after: int, last: int) -> His
     statement = select(*columns, took, row.policy_outcome, func.coalesce(_scored_before, 0).label("before")).where(
         row.batch_id == batch_id, row.finish_seq > after, row.finish_seq <= last
     )
-    result: Histograms = {}
+    histograms: Histograms = {}
     before: dict[int, list[str]] = {}
     for each in connection.execute(statement):
         before.setdefault(each.before, []).append(each.rollout_id)
-        _of(result, ROLLOUTS.name).count([max(0.0, each.took_s)])
-        _of(result, ENDED.name, each.outcome).count([1.0])
+        _of(histograms, ROLLOUTS.name).count([max(0.0, each.took_s)])
+        _of(histograms, ENDED.name, each.outcome).count([1.0])
         if each.reward is not None:
-            _of(result, REWARDS.name).count([each.reward])
+            _of(histograms, REWARDS.name).count([each.reward])
         if each.policy_outcome is not None and not each.before:
-            _of(result, TOKENS.name).count([each.n_response_tokens])
-            _of(result, TURNS.name).count([each.n_turns])
+            _of(histograms, TOKENS.name).count([each.n_response_tokens])
+            _of(histograms, TURNS.name).count([each.n_turns])
     for attempt, ids in before.items():
         for some in chunks(ids):
-            _count_stages(connection, result, attempts.c.rollout_id.in_(some), attempt)
-            _count_calls(connection, result, _calls.c.rollout_id.in_(some), attempt)
-    return result
+            _count_stages(connection, histograms, attempts.c.rollout_id.in_(some), attempt)
+            _count_calls(connection, histograms, _calls.c.rollout_id.in_(some), attempt)
+    return histograms
 
 
 def _of(found: Histograms, name: str, label: str = "") -> Counts:

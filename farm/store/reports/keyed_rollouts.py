@@ -149,5 +149,5 @@ def summaries(connection: Connection, prefix: str) -> Iterator[KeyedSummary]:
 def submission(connection: Connection, rollout_id: str) -> dict[str, Any] | None:
     """Return the scored part of a rollout; None if it did not get that far."""
     statement = select(rollouts.c.submission).where(rollouts.c.rollout_id == rollout_id)
-    result: dict[str, Any] | None = connection.execute(statement).scalar_one_or_none()
-    return result
+    content: dict[str, Any] | None = connection.execute(statement).scalar_one_or_none()
+    return content

@@ -87,14 +87,14 @@ def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> 
     )
     ended = select(row.rollout_id, *columns, *sizes).join(newest, newest.c.rollout_id == row.rollout_id)
     none_worked, none_called = (0.0, 0.0, 0.0), (0.0, 0)
-    result = []
+    costs = []
     for each in connection.execute(ended.order_by(row.finish_seq.desc())):
         id = each[0]
         was_trained, step = annotated.get(id, (None, None))
         left_out = was_trained is not None and was_trained <= 0
         values: tuple[Any, ...] = (*each, *worked.get(id, none_worked), *called.get(id, none_called), left_out, step)
-        result.append(RolloutCost(*values))
-    return result
+        costs.append(RolloutCost(*values))
+    return costs
 
 
 def newest_meeting(connection: Connection, batch_id: str, wanted: RolloutFilter, limit: int = NEWEST) -> frozenset[str]:

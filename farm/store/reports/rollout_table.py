@@ -101,39 +101,39 @@ def page(connection: Connection, batch_id: str, wanted: RolloutFilter, after: st
     """Return the page that begins after a cursor. Raises InvalidRequest for an invalid cursor."""
     statement = select(rollouts).where(_row.batch_id == batch_id, *conditions(wanted))
     statement = _by_place(statement, after) if wanted.is_of_live else _by_value(statement, wanted, after)
-    result = rollouts_by(connection, statement.limit(limit + 1))
-    shown = result[:limit]
-    more = len(result) > limit
+    matches = rollouts_by(connection, statement.limit(limit + 1))
+    shown = matches[:limit]
+    more = len(matches) > limit
     return RolloutPage(shown, _cursor(shown[-1], wanted) if more else "")
 
 
 def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     """Return the conditions of a filter; ended rollouts, unless its `state` names an open state."""
-    result: list[ColumnElement[bool]] = [
+    conditions: list[ColumnElement[bool]] = [
         _row.finish_seq.is_(None) if wanted.is_of_live else _row.finish_seq.is_not(None)
     ]
     enums = ((_row.state, wanted.state), (_row.outcome, wanted.outcome), (_row.failure_kind, wanted.failure))
-    result += [column == value.value for column, value in enums if value is not None]
+    conditions += [column == value.value for column, value in enums if value is not None]
     if wanted.ours is not None:
-        result.append(_row.outcome.in_(_OURS if wanted.ours else _POLICYS))
+        conditions.append(_row.outcome.in_(_OURS if wanted.ours else _POLICYS))
     if wanted.message:
-        result.append(_row.failure_message.contains(wanted.message, autoescape=True))
+        conditions.append(_row.failure_message.contains(wanted.message, autoescape=True))
     texts = ((_row.data_source, wanted.data_source), (_row.instance_id, wanted.instance_id), (_row.node, wanted.node))
-    result += [column == text for column, text in texts if text]
+    conditions += [column == text for column, text in texts if text]
     if wanted.group is not None:
-        result.append(_row.group_index == wanted.group)
+        conditions.append(_row.group_index == wanted.group)
     if wanted.engine:
         of_engine = select(literal(1)).where(
             model_calls.c.rollout_id == _row.rollout_id, model_calls.c.engine == wanted.engine
         )
-        result.append(of_engine.exists())
+        conditions.append(of_engine.exists())
     if wanted.version is not None:
-        result += [_row.version_min <= wanted.version, _row.version_max >= wanted.version]
+        conditions += [_row.version_min <= wanted.version, _row.version_max >= wanted.version]
     if wanted.step is not None:
         of_step = select(literal(1)).where(
             annotation_rows.c.rollout_id == _row.rollout_id, annotation_rows.c.step == wanted.step
         )
-        result.append(of_step.exists())
+        conditions.append(of_step.exists())
     ranges: Sequence[tuple[Any, float | None, float | None]] = (
         (_row.reward, wanted.min_reward, wanted.max_reward),
         (_row.n_response_tokens, wanted.min_tokens, wanted.max_tokens),
@@ -143,13 +143,13 @@ def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     )
     for column, least, most in ranges:
         if least is not None:
-            result.append(column >= least)
+            conditions.append(column >= least)
         if most is not None:
-            result.append(column <= most)
+            conditions.append(column <= most)
     if wanted.order == "reward":
         # rollouts without a score have no place in this order
-        result.append(_row.reward.is_not(None))
-    return result
+        conditions.append(_row.reward.is_not(None))
+    return conditions
 
 
 def _by_value(statement: Select[Any], wanted: RolloutFilter, after: str) -> Select[Any]:
@@ -245,8 +245,8 @@ def failure_groups(
     for row in connection.execute(statement):
         line = (row.failure_message or "").strip().partition("\n")[0][:300]
         groups.setdefault((row.failure_kind, line), []).append(row)
-    result = [
+    failures = [
         FailureGroup(kind, line, len(rows), sorted({each.node for each in rows if each.node})[:20], rows[0].rollout_id)
         for (kind, line), rows in groups.items()
     ]
-    return sorted(result, key=lambda group: (-group.n, group.kind, group.first_line))
+    return sorted(failures, key=lambda group: (-group.n, group.kind, group.first_line))

@@ -80,15 +80,15 @@ def stage_times(connection: Connection, batch_id: str) -> list[StageTimes]:
         .join(rollouts, rollouts.c.rollout_id == AttemptRow.rollout_id)
         .where(rollouts.c.batch_id == batch_id, AttemptRow.finished_at.is_not(None))
     )
-    result: dict[Stage, list[tuple[float, float]]] = {stage: [] for stage in Stage}
+    by_stage: dict[Stage, list[tuple[float, float]]] = {stage: [] for stage in Stage}
     for stage, queued_at, started_at, finished_at in connection.execute(statement):
         assert finished_at is not None
-        result[Stage(stage)].append((started_at - queued_at, finished_at - started_at))
+        by_stage[Stage(stage)].append((started_at - queued_at, finished_at - started_at))
     return [
         StageTimes(
             stage, len(times), _spread([queued_s for queued_s, _ in times]), _spread([work_s for _, work_s in times])
         )
-        for stage, times in result.items()
+        for stage, times in by_stage.items()
         if times
     ]
 
@@ -130,8 +130,8 @@ def solve_rates(
     if instance_ids is None:
         return [SolveRate(*row) for row in connection.execute(statement)]
     wanted = sorted(set(instance_ids))
-    result: list[SolveRate] = []
+    rates: list[SolveRate] = []
     for some in chunks(wanted):
         rows = connection.execute(statement.where(rollouts.c.instance_id.in_(some)))
-        result += [SolveRate(*row) for row in rows]
-    return sorted(result, key=lambda rate: rate.instance_id)
+        rates += [SolveRate(*row) for row in rows]
+    return sorted(rates, key=lambda rate: rate.instance_id)

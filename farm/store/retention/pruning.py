@@ -127,19 +127,19 @@ class Pruner:
     def _timed(self, work: Work[T]) -> T:
         """Write, and set the size of the next transaction by the time of this one."""
         began = time.monotonic()
-        result = self._write(work)
+        value = self._write(work)
         took_s = time.monotonic() - began
         if took_s > _WITHIN_S:
             self._n = max(1, self._n // 2)
         elif took_s < _WITHIN_S / 2:
             self._n = min(_MOST, self._n * 2)
-        return result
+        return value
 
     def _write(self, work: Work[T]) -> T:
         began = time.monotonic()
-        result = self._store.write(work)
+        value = self._store.write(work)
         time.sleep(min(1.0, self._pause * (time.monotonic() - began)))
-        return result
+        return value
 
     def _vacuum(self) -> None:
         """Return free pages of a SQLite file to the file system, a few at a time; Postgres has autovacuum."""

@@ -247,10 +247,10 @@ class SqliteFile:
 
     def _found(self) -> tuple[int, int] | None:
         try:
-            result = os.stat(self.path)  # noqa: PTH116 - it is called at every statement
+            status = os.stat(self.path)  # noqa: PTH116 - it is called at every statement
         except OSError:
             return None
-        return result.st_dev, result.st_ino
+        return status.st_dev, status.st_ino
 
     def locked(self, waited_s: float) -> sqlite3.OperationalError:
         """Return the error for a write lock timeout, with the holder of the lock if the kernel tells."""
