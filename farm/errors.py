@@ -56,7 +56,7 @@ class InvalidRequest(UsageError):
 
     def __init__(self, message: str, *, field: str = "", more: Sequence[tuple[str, str]] = ()) -> None:
         self.complaints = ((field, message), *more)
-        super().__init__("; ".join(f"{place}: {text}" if place else text for place, text in self.complaints))
+        super().__init__("; ".join(f"{path}: {text}" if path else text for path, text in self.complaints))
         self.field = field
 
     @classmethod

@@ -66,7 +66,7 @@ class _FileSource(InitSettingsSource):
         file = ConfigFile(path)
         for name in SET_BY_FARM:
             if name in file.values:
-                raise InvalidRequest(f"{name} is set by the farm itself: leave it out", field=file.place_of(name))
+                raise InvalidRequest(f"{name} is set by the farm itself: leave it out", field=file.location_of(name))
         names = self.settings_cls.model_fields
         values = {}
         for key, value in file.values.items():
@@ -76,7 +76,7 @@ class _FileSource(InitSettingsSource):
                 # the model refuses unknown names
                 values[key] = _in_file(key, _kinds(names[key]) if key in names else set(), value, path.parent)
             except ValueError as error:
-                raise InvalidRequest(f"{key}: {error}", field=file.place_of(key)) from None
+                raise InvalidRequest(f"{key}: {error}", field=file.location_of(key)) from None
         return values
 
 
@@ -361,15 +361,15 @@ def choose(**values: Any) -> Settings:
 
 
 def faults(error: ValidationError) -> list[tuple[str, str]]:
-    """Return (place, text) for each invalid value."""
+    """Return (source, text) for each invalid value."""
     complaints = []
     for each in error.errors(include_url=False, include_input=False):
-        key, place = ".".join(map(str, each["loc"])), place_of(str(each["loc"][0]))
+        key, source = ".".join(map(str, each["loc"])), source_of(str(each["loc"][0]))
         if each["type"] == "extra_forbidden":
             shown = key if key and key.isprintable() else repr(key)
-            complaints.append((place, f"{shown} is not a setting; {config_file.nearest(key, Settings.model_fields)}"))
+            complaints.append((source, f"{shown} is not a setting; {config_file.nearest(key, Settings.model_fields)}"))
         else:
-            complaints.append((place, each["msg"] if place.startswith(PREFIX) else f"{key}: {each['msg']}"))
+            complaints.append((source, each["msg"] if source.startswith(PREFIX) else f"{key}: {each['msg']}"))
     return complaints
 
 
@@ -379,10 +379,10 @@ def variable_of(name: str) -> str | None:
     return next((each for each in os.environ if each.upper() == wanted), None)
 
 
-def place_of(name: str) -> str:
+def source_of(name: str) -> str:
     """Return the source of a setting's value: a variable, a line of a file, or `default`."""
     if variable := variable_of(name):
         return variable.upper()
     path = config_file.path_in_use()
     file = ConfigFile(path) if path is not None else None
-    return "default" if file is None or name not in file.values else file.place_of(name)
+    return "default" if file is None or name not in file.values else file.location_of(name)

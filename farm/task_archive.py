@@ -110,7 +110,7 @@ def check(archive: IO[bytes]) -> None:
             for member in tar:
                 n_bytes += member.size
                 _check_size(n_bytes, len(names) + 1)
-                _check_place(member, folders, names)
+                _check_entry(member, folders, names)
     except (tarfile.TarError, EOFError) as error:
         raise InvalidRequest(f"is not a tar: {error}", field="archive") from error
     while archive.read(_CHUNK):
@@ -130,7 +130,7 @@ def _unpack(tar: tarfile.TarFile, top: Path, whole: bool = True) -> None:
             _make_above(top, member, folders, names)
         n_bytes += member.size
         _check_size(n_bytes, len(names) + 1)
-        _check_place(member, folders, names)
+        _check_entry(member, folders, names)
         path = top / member.name
         if member.isdir():
             _make_folder(path)
@@ -164,7 +164,7 @@ def _make_above(top: Path, member: tarfile.TarInfo, folders: set[str], names: se
             names.add(folder)
 
 
-def _check_place(member: tarfile.TarInfo, folders: set[str], names: set[str]) -> None:
+def _check_entry(member: tarfile.TarInfo, folders: set[str], names: set[str]) -> None:
     _check_member(member)
     if member.name in names:
         raise InvalidRequest(f"{member.name} occurs twice", field="archive")

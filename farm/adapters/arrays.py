@@ -230,9 +230,9 @@ def _read(rows: Arrays, index: int) -> TrainingRow:
 
 def _of_turns(segment: Segment) -> NDArray[np.float32]:
     rewards = np.zeros(len(segment.response_ids), np.float32)
-    for place, reward in segment.turn_rewards if len(rewards) else ():
+    for position, reward in segment.turn_rewards if len(rewards) else ():
         # a turn without tokens has the index of the token before it
-        rewards[max(place, 0)] += reward
+        rewards[max(position, 0)] += reward
     return rewards
 
 
@@ -244,21 +244,21 @@ def _images(segments: Sequence[Segment]) -> NDArray[np.str_]:
 
 def _experts(segments: Sequence[Segment]) -> tuple[ExpertIds, NDArray[np.uint8]]:
     """Return the experts of all rows, and where they are known. Raises ValueError for rows of different models."""
-    found = [segment.routed_experts for segment in segments if segment.routed_experts is not None]
-    if not found:
+    experts = [segment.routed_experts for segment in segments if segment.routed_experts is not None]
+    if not experts:
         return np.zeros((len(segments), 0, 0, 0), np.uint8), np.zeros((len(segments), 0), np.uint8)
-    forms = {(each.n_layers, each.top_k) for each in found}
+    forms = {(each.n_layers, each.top_k) for each in experts}
     if len(forms) > 1:
         raise ValueError(f"rows have experts of different models, in (layers, experts per token): {sorted(forms)}")
     n_prompt = max(len(segment.prompt_ids) for segment in segments)
     width = n_prompt + max(len(segment.response_ids) for segment in segments)
-    dtype = np.result_type(*(each.flat.dtype for each in found))
+    dtype = np.result_type(*(each.flat.dtype for each in experts))
     ids, known = np.zeros((len(segments), width, *forms.pop()), dtype), np.zeros((len(segments), width), np.uint8)
     for index, segment in enumerate(segments):
         if segment.routed_experts is not None:
             begin = n_prompt - len(segment.prompt_ids)
-            place = slice(begin, begin + len(segment.routed_experts))
-            ids[index, place], known[index, place] = segment.routed_experts.ids, segment.routed_experts.known
+            columns = slice(begin, begin + len(segment.routed_experts))
+            ids[index, columns], known[index, columns] = segment.routed_experts.ids, segment.routed_experts.known
     return ids, known
 
 

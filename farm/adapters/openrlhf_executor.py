@@ -128,8 +128,8 @@ def _bridge_of(llm_engine: Any, tokenizer: Any, sampling_params: type) -> Engine
         known = known_parameters(sampling, ("cache_salt",), ("structured_outputs",))
         output = await llm_engine.generate(prompt_ids, sampling_params(**known))
         (sample,) = output.outputs
-        at = sample.logprobs or []
-        logprobs = [places[token].logprob for token, places in zip(sample.token_ids, at, strict=True)]
+        token_logprobs = sample.logprobs or []
+        logprobs = [by_token[token].logprob for token, by_token in zip(sample.token_ids, token_logprobs, strict=True)]
         seen = output.prompt_token_ids
         reason = sample.finish_reason or "stop"
         return SampledByTrainer(sample.token_ids, logprobs, reason, "", sample.stop_reason, prompt_ids=seen)

@@ -327,8 +327,8 @@ def _empty() -> dict[str, Any]:
 def _of_tokens(segment: Segment, reward: float, scored: bool) -> list[float]:
     """Return a reward for each token: a turn's reward at its last one, and the remaining reward at the end."""
     values = [0.0] * len(segment.response_ids)
-    for place, given in segment.turn_rewards if scored else ():
-        values[max(place, 0)] += given
+    for position, given in segment.turn_rewards if scored else ():
+        values[max(position, 0)] += given
     values[-1] += reward - sum(values)
     return values
 

@@ -323,7 +323,7 @@ def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args:
     collected = collector.collect(*samples_of.collected_by(args, n), step)
     first = step * len(collected.groups)
     filled = [
-        collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(collected.groups)
+        collector.samples_of(group, (first + index) * n, first + index) for index, group in enumerate(collected.groups)
     ]
     one = filled[0][0]
     return train_output(args, one[0] if isinstance(one, list) else one, filled, metrics_of(collected))

@@ -115,7 +115,7 @@ class DataSourceInstances:
         start = max(start, min(self._drawn))
         if start + n > self._next:
             self._fetch(start + n - self._next)
-        return [self._drawn[place] for place in range(start, start + n)], {"drawn": start + n}
+        return [self._drawn[index] for index in range(start, start + n)], {"drawn": start + n}
 
     def __len__(self) -> int:
         return len(self.data_source)
@@ -134,10 +134,10 @@ class DataSourceInstances:
         for group in self.data_source.get_samples(n):
             first = group[0]
             instance = self.instance(first.metadata or {}).named()
-            place = self._next if first.group_index is None else int(first.group_index)
-            self._drawn[place] = instance
+            index = self._next if first.group_index is None else int(first.group_index)
+            self._drawn[index] = instance
             self.samples.setdefault((instance.data_source, instance.instance_id), first)
-            self._next = place + 1
+            self._next = index + 1
 
 
 @dataclass
@@ -166,9 +166,9 @@ class SlimeCollector:
     def samples_of(self, group: Group, first_index: int = 0, group_index: int = 0) -> list[Any]:
         """Return slime's samples of a group, filled."""
         samples = []
-        for place, rollout in enumerate(group.rollouts):
+        for index, rollout in enumerate(group.rollouts):
             sample = self.source.sample_of(rollout)
-            sample.index, sample.group_index = first_index + place, group_index
+            sample.index, sample.group_index = first_index + index, group_index
             samples.append(sample)
         return self.fill(samples, list(group.rollouts))
 

@@ -126,12 +126,12 @@ class StepSamples:
     """The samples of a step, one instance for each, as instances that run `n_samples` times.
 
     Trainers repeat a problem for each of its samples, and may draw one problem twice: then it is two instances, with a
-    group each. `places[i]` is the group and the sample of the i-th in the list.
+    group each. `positions[i]` is the group and the sample of the i-th in the list.
     """
 
     instances: tuple[Instance, ...]
     n_samples: int
-    places: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, listed: Sequence[Instance]) -> Self:
@@ -141,20 +141,20 @@ class StepSamples:
         keys = _keys(listed)
         n_samples = math.gcd(*Counter(keys).values())
         instances: list[Instance] = []
-        places: list[tuple[int, int]] = []
+        positions: list[tuple[int, int]] = []
         filling: dict[str, tuple[int, int]] = {}
         for instance, key in zip(listed, keys, strict=True):
             group, sample = filling.get(key, (0, n_samples))
             if sample == n_samples:
                 group, sample = len(instances), 0
                 instances.append(instance)
-            places.append((group, sample))
+            positions.append((group, sample))
             filling[key] = (group, sample + 1)
-        return cls(tuple(instances), n_samples, tuple(places))
+        return cls(tuple(instances), n_samples, tuple(positions))
 
     def in_order(self, groups: Sequence[Group]) -> list[Rollout]:
         """Return the rollouts of these groups in the order of the original list."""
-        return [groups[group].rollouts[sample] for group, sample in self.places]
+        return [groups[group].rollouts[sample] for group, sample in self.positions]
 
 
 def _keys(listed: Sequence[Instance]) -> list[str]:
@@ -285,7 +285,7 @@ class TrainerRun:
     def submit(
         self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any
     ) -> tuple[str, StepSamples]:
-        """Submit a sample for each of these instances; return the batch's id, and the places of its rollouts.
+        """Submit a sample for each of these instances; return the batch's id, and the positions of its rollouts.
 
         `changed` are fields of the request that override the run's settings. Raises InvalidRequest, before anything
         runs, if an engine returns no token ids or engines have several tokenizers.

@@ -167,12 +167,12 @@ class FarmAgentLoopManager:
         self, batch_id: str, samples: StepSamples, writer: _PromptWriter, admitted: contextlib.ExitStack
     ) -> None:
         try:
-            places = defaultdict(list)
-            for index, place in enumerate(samples.places):
-                places[place].append(index)
+            indexes = defaultdict(list)
+            for index, position in enumerate(samples.positions):
+                indexes[position].append(index)
             for group in self.client.stream_groups(batch_id, cursor=0):
                 for rollout in group.rollouts:
-                    for index in places[rollout.group_index, rollout.sample_index]:
+                    for index in indexes[rollout.group_index, rollout.sample_index]:
                         writer.take(index, rollout, partial(self._rows, validate=writer.validates))
         except Exception as error:
             # raised in the trainer when it requests the next batch: verl would replace mere failures forever
@@ -363,15 +363,15 @@ def _padded(
     values: Sequence[Sequence[float]], width: int, pad: int = 0, left: bool = False, dtype: torch.dtype = torch.int64
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows of one width, and 1 where there is a value."""
-    padded, there = (
+    padded, mask = (
         torch.full((len(values), width), pad, dtype=dtype),
         torch.zeros(len(values), width, dtype=torch.int64),
     )
     for index, row in enumerate(values):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
-        padded[index, place] = torch.tensor(row, dtype=dtype)
-        there[index, place] = 1
-    return padded, there
+        columns = slice(width - len(row), width) if left else slice(0, len(row))
+        padded[index, columns] = torch.tensor(row, dtype=dtype)
+        mask[index, columns] = 1
+    return padded, mask
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -273,7 +273,7 @@ for _module in (batches, engines, sandbox_routes, access_routes):
 
 
 def _own_verbs(endpoints: Endpoints) -> ASGIApp:
-    scopes = {place: endpoint.scope for place, endpoint in ENDPOINTS.items()}
+    scopes = {route: endpoint.scope for route, endpoint in ENDPOINTS.items()}
     inner = Starlette(
         routes=guarded(endpoints.routes(ENDPOINTS), scopes, refusal),
         exception_handlers={404: _not_there, 405: _not_so},

@@ -183,10 +183,10 @@ def guarded(routes: Sequence[BaseRoute], scopes: RouteScopes, refuse: Refuse) ->
 
 
 def _scope_of(scopes: RouteScopes, method: str, path: str) -> NeededScope:
-    place = ("GET" if method == "HEAD" else method, path)
-    if place not in scopes:
-        raise LookupError(f"{place[0]} {path} has no scope: add it to the table of its routes")
-    return scopes[place]
+    key = ("GET" if method == "HEAD" else method, path)
+    if key not in scopes:
+        raise LookupError(f"{key[0]} {path} has no scope: add it to the table of its routes")
+    return scopes[key]
 
 
 class _Guard:

@@ -89,8 +89,8 @@ def application(endpoints: Endpoints, protocol: WireProtocol) -> ASGIApp:
     async def refuse(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         kind = "NotFound" if error.status_code == 404 else "NotAllowed"
-        place = f"{request.method} {request.url.path}"
-        problem = ProblemDetails(error.status_code, kind, f"there is no {ascii(place)[1:-1][:200]}")
+        route = f"{request.method} {request.url.path}"
+        problem = ProblemDetails(error.status_code, kind, f"there is no {ascii(route)[1:-1][:200]}")
         return protocol.refuse(problem, allowed_methods(request))
 
     routes = guarded(protocol.routes(endpoints.refusing(protocol.refuse)), protocol.scopes, protocol.refuse)

@@ -213,11 +213,11 @@ def logs(ref: str, folders: tuple[Path, ...]) -> None:
 
     RolloutRef.of(ref)
     known = [each for each in (settings().log_dir, settings().home / "logs") if each is not None and each.is_dir()]
-    places = list(folders) or known
-    if not places:
+    log_folders = list(folders) or known
+    if not log_folders:
         raise NotFound("there are no logs in FARM_LOG_DIR or FARM_HOME here: give the nodes' log folder with --in DIR")
-    if not (found := lines_about(ref, places)):
-        where = ", ".join(map(str, places))
+    if not (lines := lines_about(ref, log_folders)):
+        where = ", ".join(map(str, log_folders))
         raise NotFound(f"no log in {where} has a line about {ref}: give the nodes' log folder with --in DIR")
-    for line in found:
+    for line in lines:
         click.echo(line.text)

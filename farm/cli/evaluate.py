@@ -92,8 +92,8 @@ def eval(
             _say_if_known(farm, str(batch_request.idempotency_key), progress)
             batch_id = farm.submit(batch_request)
         except InvalidRequest as error:
-            placed = [(problems.placed(place), problems.placed(text)) for place, text in error.complaints]
-            raise InvalidRequest.of(placed) from error
+            complaints = [(problems.placed(field), problems.placed(text)) for field, text in error.complaints]
+            raise InvalidRequest.of(complaints) from error
         except UnknownHandler as error:
             raise UnknownHandler(problems.placed(str(error))) from error
         known = None if other is None else _other(farm, other, solved_at)

@@ -1,7 +1,7 @@
 """Batches in files: problems as lines of JSON, a whole request as YAML or JSON, single settings as text.
 
-Rule: file contents are taken literally or refused with their place (`FILE:LINE`), never reinterpreted: a duplicate key
-in an object, another encoding, and a list in place of lines are errors.
+Rule: file contents are taken literally or refused with their location (`FILE:LINE`), never reinterpreted: a duplicate
+key in an object, another encoding, and a list in place of lines are errors.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class InstanceFile:
     def placed(self, text: str) -> str:
         """Return an error message with `FILE:LINE` in place of `instances[3]`."""
 
-        def place(found: re.Match[str]) -> str:
-            index = int(found[1])
-            return f"{self.file}:{self.lines[index]}" if index < len(self.lines) else found[0]
+        def location(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return f"{self.file}:{self.lines[index]}" if index < len(self.lines) else match[0]
 
-        return _INDEX.sub(place, text)
+        return _INDEX.sub(location, text)
 
 
 def read_problems(path: Path) -> InstanceFile:
@@ -47,12 +47,12 @@ def read_problems(path: Path) -> InstanceFile:
     for number, line in enumerate(text_of(path).split("\n"), 1):
         if not line.strip():
             continue
-        place = f"{path}:{number}"
-        value = parsed(line, place)
+        location = f"{path}:{number}"
+        value = parsed(line, location)
         if isinstance(value, list) and not problems.instances:
-            raise InvalidRequest(f"this is a JSON array; expected: {WANTED}", field=place)
+            raise InvalidRequest(f"this is a JSON array; expected: {WANTED}", field=location)
         if not isinstance(value, dict):
-            raise InvalidRequest(f"this is not a JSON object; expected: {WANTED}", field=place)
+            raise InvalidRequest(f"this is not a JSON object; expected: {WANTED}", field=location)
         problems.instances.append(value)
         problems.lines.append(number)
     if not problems.instances:

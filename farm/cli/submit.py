@@ -133,8 +133,8 @@ def submit(
         try:
             batch_id = farm.submit(request)
         except InvalidRequest as error:
-            placed = [(problems.placed(place), problems.placed(text)) for place, text in error.complaints]
-            raise InvalidRequest.of(placed) from error
+            complaints = [(problems.placed(field), problems.placed(text)) for field, text in error.complaints]
+            raise InvalidRequest.of(complaints) from error
         except UnknownHandler as error:
             raise UnknownHandler(problems.placed(str(error))) from error
         click.echo(batch_id)

@@ -76,19 +76,19 @@ class ShuffledInstances:
                 "the run was started with other instances, another order or another seed; use a new run name",
                 field="sampler",
             )
-        drawn = [self._at(place) for place in range(start, start + n)]
+        drawn = [self._at(position) for position in range(start, start + n)]
         return drawn, {"drawn": start + n, "data": self._digest}
 
-    def _at(self, place: int) -> Instance:
-        epoch, index = divmod(place, len(self._instances))
+    def _at(self, position: int) -> Instance:
+        epoch, index = divmod(position, len(self._instances))
         return self._instances[self._order(epoch)[index]]
 
     def _order_of(self, epoch: int) -> list[int]:
         """Return the order of an epoch by hashes, which do not depend on versions of Python or NumPy."""
-        places = list(range(len(self._instances)))
+        order = list(range(len(self._instances)))
         if self._shuffle:
-            places.sort(key=lambda place: hashlib.sha256(f"{self._seed}:{epoch}:{place}".encode()).digest())
-        return places
+            order.sort(key=lambda index: hashlib.sha256(f"{self._seed}:{epoch}:{index}".encode()).digest())
+        return order
 
 
 def _instance(value: Instance | Mapping[str, Any], index: int) -> Instance:

@@ -337,12 +337,12 @@ def with_kept(client: Farm, group: Group, rollout_ids: Collection[str]) -> Group
     """
     if not rollout_ids:
         return group
-    found = _by_batch(rollout_ids, lambda batch_id: client.stream(batch_id, cursor=0), lambda each: each.rollout_id)
+    by_id = _by_batch(rollout_ids, lambda batch_id: client.stream(batch_id, cursor=0), lambda each: each.rollout_id)
     first, n = group.rollouts[0], len(group.rollouts)
     # stream positions belong to one batch: those of an earlier one mean nothing here
-    place = {"batch_id": first.batch_id, "group_index": first.group_index, "finish_seq": first.finish_seq}
+    fields = {"batch_id": first.batch_id, "group_index": first.group_index, "finish_seq": first.finish_seq}
     kept = [
-        replace(found[rollout_id], sample_index=n + index, **place)  # type: ignore[arg-type]
+        replace(by_id[rollout_id], sample_index=n + index, **fields)  # type: ignore[arg-type]
         for index, rollout_id in enumerate(rollout_ids)
     ]
     return Group(group.group_id, (*group.rollouts, *kept))

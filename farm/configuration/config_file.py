@@ -25,7 +25,7 @@ OWN_TABLES: tuple[str, ...] = ("slurm",)
 """Tables of the file that are not settings; other parts of the farm read them from `ConfigFile.values`."""
 _PROBE = "farm-probe"
 _MAX_BYTES = 1_000_000
-_PLACES = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
 """Errors that mean that there is no file, or that its folder is not accessible."""
 
 
@@ -41,7 +41,7 @@ def default_home() -> Path:
     return Path.home() / ".farm"
 
 
-def places() -> list[Path]:
+def candidate_paths() -> list[Path]:
     """Return the candidate paths: the first existing file is read; one named by FARM_CONFIG must exist.
 
     Raises InvalidRequest if that is not a valid path.
@@ -65,13 +65,13 @@ def path_in_use() -> Path | None:
     The working folder may be anybody's, such as /tmp, and a setting can redirect what a command sends.
     """
     if os.environ.get(VARIABLE):
-        return places()[0]
-    for n, path in enumerate(places()):
+        return candidate_paths()[0]
+    for n, path in enumerate(candidate_paths()):
         try:
             owners = {path.lstat().st_uid, path.stat().st_uid}
             open_to_all = path.stat().st_mode & stat.S_IWOTH
         except OSError as error:
-            if error.errno in _PLACES and not path.is_symlink():
+            if error.errno in _NO_FILE and not path.is_symlink():
                 continue
             raise _unreadable(path, error) from error
         if n == 0 and (owners - {os.getuid(), 0} or open_to_all):
@@ -110,7 +110,7 @@ class ConfigFile:
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{path} is not TOML: {error}", field=_named()) from None
 
-    def place_of(self, key: str) -> str:
+    def location_of(self, key: str) -> str:
         """Return file:line of a top-level key, or only the file if its line is unknown."""
         starts = re.compile(rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[]=.]""")
         lines = self._text.splitlines()

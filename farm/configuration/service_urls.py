@@ -49,14 +49,14 @@ def _fault(url: str) -> str:
     if scheme in ("sqlite", "unix", "redis+socket") or scheme.partition("+")[0] == "sqlite":
         return ""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    login, has_login, place = authority.rpartition("@")
+    login, has_login, address = authority.rpartition("@")
     path, _, query = rest[len(authority) :].partition("?")
     if "@" in login or "@" in path or ("@" in query and authority and not has_login):
         return _UNENCODED
     if any(mark in login for mark in "[]\\") or _BLANK.search(authority) or _STRAY_PERCENT.search(login):
         return _UNENCODED
     try:
-        port = urlsplit(f"{scheme}://{place}").port
+        port = urlsplit(f"{scheme}://{address}").port
     except ValueError:
         return _PORT
     try:

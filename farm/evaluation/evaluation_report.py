@@ -190,14 +190,14 @@ class EvaluationReport:
         return values
 
     @classmethod
-    def from_json(cls, values: Any, place: str) -> EvaluationReport:
-        """Read a stored report from its instances. Raises InvalidRequest, naming the place, for an invalid one."""
+    def from_json(cls, values: Any, field: str) -> EvaluationReport:
+        """Read a stored report from its instances. Raises InvalidRequest, naming `field`, for an invalid one."""
         try:
             stored = _StoredReport.model_validate(values, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
-            raise InvalidRequest(f"not a report of `farm eval`: {where}: {first['msg']}", field=place) from None
+            raise InvalidRequest(f"not a report of `farm eval`: {where}: {first['msg']}", field=field) from None
         instances = [
             InstanceScores(
                 each.data_source,
@@ -209,7 +209,7 @@ class EvaluationReport:
             for each in stored.instances
         ]
         if twice := [key for key, n in Counter(each.key for each in instances).items() if n > 1]:
-            raise InvalidRequest(f"it has the instance {' '.join(twice[0])} twice", field=place)
+            raise InvalidRequest(f"it has the instance {' '.join(twice[0])} twice", field=field)
         named = (stored.name, stored.batch_id, stored.model)
         k, solved_at = stored.n_samples, stored.solved_at
         rest = (stored.n_rollouts, (stored.versions[0], stored.versions[1]))

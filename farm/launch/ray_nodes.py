@@ -112,8 +112,8 @@ class RayNodes:
         actor = self._ray.remote(NodeKeeper)
         for n in range(self._n):
             options = {"num_cpus": self._cpus, "max_restarts": -1, "max_task_retries": -1}
-            place = strategy(self._group, placement_group_bundle_index=n)
-            self._keepers.append(actor.options(**options, scheduling_strategy=place).remote(*self._arguments))
+            scheduling = strategy(self._group, placement_group_bundle_index=n)
+            self._keepers.append(actor.options(**options, scheduling_strategy=scheduling).remote(*self._arguments))
         return self
 
     def look(self) -> list[RayNode]:

@@ -28,13 +28,13 @@ class SlurmFailed(ServiceError):
 class SlurmJob:
     """One job as squeue shows it; `left_s` is the time until its limit.
 
-    `job_id` is the id that the job itself sees. Others refer to it by its `place`, `ARRAY_N`: the id of one job of an
-    array is also the array's, and the other ids cannot be cancelled.
+    `job_id` is the id that the job itself sees. Others refer to it by its `array_element`, `ARRAY_N`: the id of one job
+    of an array is also the array's, and the other ids cannot be cancelled.
     """
 
     job_id: str
     array_id: str
-    place: str
+    array_element: str
     state: str
     left_s: float
     partition: str
@@ -78,8 +78,8 @@ def any_left(names: Sequence[str]) -> bool:
     return bool(_output("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", "--format=%A").strip())
 
 
-def array_place(job_id: str) -> str:
-    """Return the `ARRAY_PLACE` of a job, as in its log's name; for an ended job, while Slurm remembers it."""
+def array_element(job_id: str) -> str:
+    """Return the `ARRAY_N` of a job, as in its log's name; for an ended job, while Slurm remembers it."""
     # the id of an array shows all its jobs
     own = rf"^JobId={re.escape(job_id)} ArrayJobId=(\d+) ArrayTaskId=(\d+)"
     match = re.search(own, _output("scontrol", "show", "job", job_id), re.MULTILINE)
@@ -89,7 +89,7 @@ def array_place(job_id: str) -> str:
 def cancel(jobs: Sequence[SlurmJob]) -> None:
     """Cancel jobs; ended ones are ignored."""
     if jobs:
-        _output("scancel", "--quiet", *(job.place for job in jobs))
+        _output("scancel", "--quiet", *(job.array_element for job in jobs))
 
 
 def job_left_s(job_id: str) -> float:
@@ -116,8 +116,8 @@ def seconds(text: str) -> float:
 
 
 def _job(line: str) -> SlurmJob:
-    job_id, array_id, place, state, left, partition, nodes, name, reason = line.strip().split("|", 8)
-    return SlurmJob(job_id, array_id, place, state, seconds(left), partition, nodes, name, reason)
+    job_id, array_id, array_element, state, left, partition, nodes, name, reason = line.strip().split("|", 8)
+    return SlurmJob(job_id, array_id, array_element, state, seconds(left), partition, nodes, name, reason)
 
 
 def _output(*words: str) -> str:

@@ -79,16 +79,16 @@ _pools = TypeAdapter(Pools)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 
 
-def checked(tables: object, place: str) -> Pools:
+def checked(tables: object, path: str) -> Pools:
     """Return validated pools. Raises InvalidRequest that names each fault."""
     try:
         pools = _pools.validate_python(tables)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
-        raise InvalidRequest.of([(".".join([place, *map(str, each["loc"])]), each["msg"]) for each in faults]) from None
+        raise InvalidRequest.of([(".".join([path, *map(str, each["loc"])]), each["msg"]) for each in faults]) from None
     for name in pools:
         if not _NAME.fullmatch(name):
-            raise InvalidRequest("a pool's name may have letters, digits and _", field=f"{place}.{name}")
+            raise InvalidRequest("a pool's name may have letters, digits and _", field=f"{path}.{name}")
     return pools
 
 

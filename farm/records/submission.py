@@ -69,7 +69,7 @@ class RowRewards(BaseModel):
         return [self._applied(index, segment) for index, segment in enumerate(segments)]
 
     def _applied(self, index: int, segment: Segment) -> Segment:
-        turns = dict(segment.turn_rewards) | {place: reward for row, place, reward in self.turns if row == index}
+        turns = dict(segment.turn_rewards) | {position: reward for row, position, reward in self.turns if row == index}
         return replace(segment, reward=self.rows.get(index), turn_rewards=tuple(sorted(turns.items())))
 
 
@@ -78,18 +78,20 @@ def submitted_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tupl
     submitted: list[SubmittedCall] = []
     taken: set[tuple[int, int]] = set()
     for call in calls:
-        places = list(_places(call, rows))
+        positions = list(_positions(call, rows))
         # calls with the same prompt and the same samples are distinguished by their order
-        row, place = next((each for each in places if each not in taken), places[0] if places else (None, None))
-        if row is not None and place is not None:
-            taken.add((row, place))
+        row, position = next(
+            (each for each in positions if each not in taken), positions[0] if positions else (None, None)
+        )
+        if row is not None and position is not None:
+            taken.add((row, position))
         shown = SubmittedCall(
             index=call.index,
             labels=call.labels,
             messages=call.messages,
             response=call.response,
             row=row,
-            place=place,
+            place=position,
         )
         submitted.append(shown)
     return tuple(submitted)
@@ -112,7 +114,7 @@ def row_rewards(
     return RowRewards(rows=dict(of_rows), turns=turns) if of_calls or of_rows else None
 
 
-def _places(call: ModelCall, rows: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+def _positions(call: ModelCall, rows: Sequence[Segment]) -> Iterator[tuple[int, int]]:
     """Yield each row that this call may have sampled, and the index of the call's last token in its response."""
     if not call.token_exact:
         return

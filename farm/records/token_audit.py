@@ -95,23 +95,23 @@ class _Print:
         assert call.prompt_ids is not None
         assert call.response_ids is not None
         assert call.response_logprobs is not None
-        places = np.arange(len(call.response_ids))
-        return cls._of(call.prompt_ids, call.response_ids, places, call.response_logprobs, token_versions(call))
+        positions = np.arange(len(call.response_ids))
+        return cls._of(call.prompt_ids, call.response_ids, positions, call.response_logprobs, token_versions(call))
 
     @classmethod
     def of_row(cls, row: Segment) -> _Print:
-        places = np.flatnonzero(row.response_mask)
-        logprobs, versions = row.response_logprobs[places], row.policy_versions[places]
-        return cls._of(row.prompt_ids, row.response_ids, places, logprobs, versions)
+        positions = np.flatnonzero(row.response_mask)
+        logprobs, versions = row.response_logprobs[positions], row.policy_versions[positions]
+        return cls._of(row.prompt_ids, row.response_ids, positions, logprobs, versions)
 
     @classmethod
     def _of(
-        cls, prompt: TokenIds, response: TokenIds, places: NDArray[np.intp], logprobs: LogProbs, versions: TokenIds
+        cls, prompt: TokenIds, response: TokenIds, positions: NDArray[np.intp], logprobs: LogProbs, versions: TokenIds
     ) -> _Print:
         hashes = prefix_hashes(np.concatenate([prompt, response]))
-        tokens = np.empty(len(places), _TOKEN)
-        tokens["position"] = places + len(prompt)
-        tokens["history"] = hashes[places + len(prompt)]
+        tokens = np.empty(len(positions), _TOKEN)
+        tokens["position"] = positions + len(prompt)
+        tokens["history"] = hashes[positions + len(prompt)]
         # -0.0 and 0.0 are the same log-probability
         tokens["logprob"] = (logprobs.astype(np.float32) + np.float32(0.0)).view(np.uint32)
         tokens["version"] = versions

@@ -223,7 +223,7 @@ class Segment:
             self.response_logprobs[:n_tokens],
             self.policy_versions[:n_tokens],
             mismatch,
-            tuple((place, reward) for place, reward in self.turn_rewards if place < n_tokens),
+            tuple((position, reward) for position, reward in self.turn_rewards if position < n_tokens),
             self.reward,
             self.routed_experts and self.routed_experts.cut(len(self.prompt_ids) + n_tokens),
         )

@@ -81,8 +81,8 @@ def _parts(value: Any, keys: tuple[type[Any], ...] = (str,)) -> Iterator[tuple[s
             for name, inner in part.items():
                 if not isinstance(name, keys):
                     raise ValueError(f"{path or 'it'} has the key {name!r:.200}, which is not a string")
-                place = f"{path}.{name}" if path else name
-                waiting += [(place, name, depth + 1), (place, inner, depth + 1)]
+                inner_path = f"{path}.{name}" if path else name
+                waiting += [(inner_path, name, depth + 1), (inner_path, inner, depth + 1)]
         elif isinstance(part, list | tuple):
             waiting += [(f"{path}[{index}]", inner, depth + 1) for index, inner in enumerate(part)]
 

@@ -1,6 +1,6 @@
 """The rows of a file as instances, all of them checked before any is used.
 
-A file has lines of JSON, one JSON array, or parquet. JSON is taken literally or refused with its place, never
+A file has lines of JSON, one JSON array, or parquet. JSON is taken literally or refused with its location, never
 reinterpreted.
 """
 
@@ -87,21 +87,21 @@ def check_kind(path: Path, head: bytes) -> None:
         raise InvalidRequest(f"it is {kind}; rows are read from .jsonl, .json and .parquet: {remedy}", field=str(path))
 
 
-def parsed(text: str, place: str) -> Any:
-    """Return the value of a JSON text without duplicate keys. Raises InvalidRequest with `place` as its field."""
+def parsed(text: str, field: str) -> Any:
+    """Return the value of a JSON text without duplicate keys. Raises InvalidRequest that names `field`."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except _TwiceError as error:
-        raise InvalidRequest(str(error), field=place) from None
+        raise InvalidRequest(str(error), field=field) from None
     except json.JSONDecodeError as error:
-        # the place of a single line has its number already
+        # the location of a single line has its number already
         of_line = f"line {error.lineno}, " if "\n" in text.strip("\n") else ""
         at = f"{of_line}character {error.colno}"
-        raise InvalidRequest(f"not JSON: {error.msg} at {at}; expected: {WANTED}", field=place) from error
+        raise InvalidRequest(f"not JSON: {error.msg} at {at}; expected: {WANTED}", field=field) from error
     except ValueError as error:
-        raise InvalidRequest(f"not JSON: {error}; expected: {WANTED}", field=place) from error
+        raise InvalidRequest(f"not JSON: {error}; expected: {WANTED}", field=field) from error
     except RecursionError as error:
-        raise InvalidRequest("it is nested too deeply: leave out what is not needed", field=place) from error
+        raise InvalidRequest("it is nested too deeply: leave out what is not needed", field=field) from error
 
 
 class _TwiceError(Exception):
@@ -134,17 +134,17 @@ def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
-            yield number, _row(parsed(line, place), place)
+            yield number, _row(parsed(line, location), location)
         except InvalidRequest as error:
             yield number, error
 
 
-def _row(value: Any, place: str) -> dict[str, Any] | InvalidRequest:
+def _row(value: Any, field: str) -> dict[str, Any] | InvalidRequest:
     if isinstance(value, dict):
         return value
-    return InvalidRequest(f"this is not a JSON object, but {_kind(value)}; expected: {WANTED}", field=place)
+    return InvalidRequest(f"this is not a JSON object, but {_kind(value)}; expected: {WANTED}", field=field)
 
 
 def _kind(value: Any) -> str:
@@ -177,7 +177,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of pyarrow in JSON's types; others stay, and are refused with their place later."""
+    """Return a value of pyarrow in JSON's types; others stay, and are refused with their location later."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -229,7 +229,7 @@ def read_rows(
     n_rows = 0
     for number, row in rows_of(path):
         n_rows += 1
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
             if isinstance(row, InvalidRequest):
                 raise ValueError(row.complaints[0][1])
@@ -238,7 +238,7 @@ def read_rows(
                 continue
             instance = _instance(rule, renamed, data_source)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            complaints.append((place, _words(error)))
+            complaints.append((location, _words(error)))
             if len(complaints) == MAX_COMPLAINTS:
                 break
             continue

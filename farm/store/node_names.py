@@ -41,8 +41,8 @@ def about(home: Path) -> dict[str, Any]:
     except PackageNotFoundError:
         code = "unknown"
     machine = {"host": platform.node(), "python": platform.python_version()}
-    place = {"process": this_process(), "home": str(home.absolute())}
-    return {"version": code, "schema": migrations.head(), **place, **machine}
+    process = {"process": this_process(), "home": str(home.absolute())}
+    return {"version": code, "schema": migrations.head(), **process, **machine}
 
 
 def is_here(node: Node, home: Path) -> bool:

@@ -188,11 +188,11 @@ def store_segments(
     batch_id: str,
     attempt: int,
     rows: Sequence[Segment],
-    places: Sequence[Sequence[ExpertStretch]] = (),
+    stretches: Sequence[Sequence[ExpertStretch]] = (),
 ) -> None:
     """Store the training rows of a rollout, in place of those of an earlier attempt.
 
-    `places` says for each row where the calls of the attempt have its experts; empty if they have none.
+    `stretches` says for each row where the calls of the attempt have its experts; empty if they have none.
     """
     connection.execute(_delete_segments, {"b_id": rollout_id})
     if rows:
@@ -207,7 +207,7 @@ def store_segments(
                     **{name: getattr(row, name) for name in _OF_SEGMENT},
                     "turn_rewards": [list(each) for each in row.turn_rewards] or None,
                     "images": list(row.images) or None,
-                    "expert_places": [list(astuple(each)) for each in places[index]] if any(places) else None,
+                    "expert_places": [list(astuple(each)) for each in stretches[index]] if any(stretches) else None,
                 }
                 for index, row in enumerate(rows)
             ],

@@ -77,7 +77,7 @@ def read_task(path: Path) -> TaskFolder:
     fields: dict[str, Any] = {
         "name": config.task.name if config.task else path.resolve().name,
         "task": config.model_dump(mode="json", exclude_unset=True, exclude={"metadata"}),
-        "instructions": [_instruction(path / place / "instruction.md") for place in steps or [""]],
+        "instructions": [_instruction(path / step / "instruction.md") for step in steps or [""]],
         "files": [*files, *folders],
         **_of_compose(compose),
     }
@@ -96,9 +96,9 @@ def read_task(path: Path) -> TaskFolder:
 def _check_ignored(task: TaskFolder) -> None:
     """Refuse a `.harborignore` that cannot be read, or that leaves out a test script."""
     ignored, instance = IgnoredFiles(task.path), task.instance
-    for place in ("", *(f"steps/{step.name}" for step in instance.steps)):
+    for parent in ("", *(f"steps/{step.name}" for step in instance.steps)):
         for folder in ("tests", "solution"):
-            for _ in ignored.kept(task.path / place / folder):
+            for _ in ignored.kept(task.path / parent / folder):
                 pass
     for step in instance.steps or (None,):
         script = instance.script(step, "tests", TEST)
@@ -157,8 +157,8 @@ def _instruction(path: Path) -> str:
 def _refused(path: Path, error: ValidationError) -> InvalidRequest:
     complaints = []
     for each in error.errors():
-        place = ".".join(map(str, each["loc"]))
-        complaints.append((f"{path}: {place}" if place else str(path), each["msg"].removeprefix("Value error, ")))
+        field = ".".join(map(str, each["loc"]))
+        complaints.append((f"{path}: {field}" if field else str(path), each["msg"].removeprefix("Value error, ")))
     return InvalidRequest.of(complaints)
 
 
@@ -175,6 +175,6 @@ def task_folder(path: Path) -> Iterator[TaskFolder]:
             task = read_task(converted)
         except InvalidRequest as error:
             # the temporary folder is gone when the error is read
-            complaints = [(place.replace(folder, str(path)), text) for place, text in error.complaints]
+            complaints = [(field.replace(folder, str(path)), text) for field, text in error.complaints]
             raise InvalidRequest.of(complaints) from None
         yield task

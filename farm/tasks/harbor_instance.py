@@ -123,8 +123,8 @@ class HarborInstance(BaseModel):
 
     def script(self, step: StepTable | None, folder: Literal["tests", "solution"], name: str) -> str:
         """Return the path of a script in the archive, preferably the step's own; empty without one."""
-        places = ([f"steps/{step.name}/{folder}/{name}"] if step else []) + [f"{folder}/{name}"]
-        return next((place for place in places if place in self.files), "")
+        paths = ([f"steps/{step.name}/{folder}/{name}"] if step else []) + [f"{folder}/{name}"]
+        return next((path for path in paths if path in self.files), "")
 
     def verifier_image(self, step: StepTable | None) -> VerifierImage | None:
         """Return the own image, including the tests, of a separate verifier; None for the environment's.
@@ -133,8 +133,8 @@ class HarborInstance(BaseModel):
         """
         if self.task.mode(step) != "separate":
             return None
-        places = [(step.verifier.environment, f"steps/{step.name}/tests")] if step else []
-        for table, folder in (*places, (self.task.verifier.environment, "tests")):
+        candidates = [(step.verifier.environment, f"steps/{step.name}/tests")] if step else []
+        for table, folder in (*candidates, (self.task.verifier.environment, "tests")):
             built = f"{folder}/Dockerfile" in self.files
             if table is not None and table.docker_image:
                 return VerifierImage(table.docker_image, folder if built else "")

@@ -101,7 +101,7 @@ async def signed_in(request: Request, keys: KnownKeys) -> Response:
     key = form.get("key", "").strip()
     if not key or (await keys.caller(key.encode()))[0] is None:
         return html("sign_in.html", 401, then=then, wrong=True)
-    response = RedirectResponse(ROOT + (then if _is_place(then) else "/"), 303, HEADERS)
+    response = RedirectResponse(ROOT + (then if _is_own_page(then) else "/"), 303, HEADERS)
     is_secure = request.url.scheme == "https"
     response.set_cookie(
         COOKIE,
@@ -133,7 +133,7 @@ async def read_form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
-def _is_place(path: str) -> bool:
+def _is_own_page(path: str) -> bool:
     """Return whether a path leads to a page of the farm, not to another site."""
     return path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
 

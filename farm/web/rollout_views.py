@@ -297,18 +297,18 @@ class RolloutViews:
 
     async def group(self, request: Request) -> Response:
         """Show the samples of one instance side by side."""
-        place = RolloutRef.of(request.path_params["id"])
-        if place.kind != "group":
-            raise NotFound(f"there is no group {place}: its id is BATCH.GROUP")
-        members, calls, rows = await self._endpoints.run(self._members, place)
+        ref = RolloutRef.of(request.path_params["id"])
+        if ref.kind != "group":
+            raise NotFound(f"there is no group {ref}: its id is BATCH.GROUP")
+        members, calls, rows = await self._endpoints.run(self._members, ref)
         made = siblings(members, calls, rows)
-        return html("group.html", group_id=str(place), batch_id=place.batch_id, siblings=made, most=MOST_SIBLINGS)
+        return html("group.html", group_id=str(ref), batch_id=ref.batch_id, siblings=made, most=MOST_SIBLINGS)
 
     async def find(self, request: Request) -> Response:
         """Redirect to the batch, group or rollout of an id."""
-        place = RolloutRef.of(request.query_params.get("id", "").strip())
-        folder = {"batch": "batches", "group": "groups", "rollout": "rollouts"}[place.kind]
-        return RedirectResponse(f"{ROOT}/{folder}/{place}", 303, HEADERS)
+        ref = RolloutRef.of(request.query_params.get("id", "").strip())
+        folder = {"batch": "batches", "group": "groups", "rollout": "rollouts"}[ref.kind]
+        return RedirectResponse(f"{ROOT}/{folder}/{ref}", 303, HEADERS)
 
     async def _rollout(self, rollout_id: str) -> Rollout:
         return await self._endpoints.run(self._endpoints.farm.rollout, rollout_id)
@@ -319,21 +319,21 @@ class RolloutViews:
         rows = farm.store.read(lambda connection: trajectories.segments_of(connection, rollout.batch_id, ids))
         return rows.get(rollout.rollout_id, ())
 
-    def _members(self, place: RolloutRef) -> tuple[list[Rollout], list[Sequence[ModelCall]], list[Sequence[Segment]]]:
+    def _members(self, ref: RolloutRef) -> tuple[list[Rollout], list[Sequence[ModelCall]], list[Sequence[Segment]]]:
         store = self._endpoints.farm.store
-        members = store.read(lambda connection: _of_group(connection, place))
+        members = store.read(lambda connection: _of_group(connection, ref))
         if not members:
-            raise NotFound(f"there is no group {place}")
+            raise NotFound(f"there is no group {ref}")
         ids = [each.rollout_id for each in members]
         calls: list[Sequence[ModelCall]] = [self._endpoints.farm.calls(id) for id in ids]
-        rows = store.read(lambda connection: trajectories.segments_of(connection, place.batch_id, ids))
+        rows = store.read(lambda connection: trajectories.segments_of(connection, ref.batch_id, ids))
         return members, calls, [rows.get(id, ()) for id in ids]
 
 
-def _of_group(connection: Connection, place: RolloutRef) -> list[Rollout]:
+def _of_group(connection: Connection, ref: RolloutRef) -> list[Rollout]:
     chosen = (
         select(rollouts)
-        .where(rollouts.c.batch_id == place.batch_id, rollouts.c.group_index == place.group_index)
+        .where(rollouts.c.batch_id == ref.batch_id, rollouts.c.group_index == ref.group_index)
         .order_by(rollouts.c.sample_index)
         .limit(MOST_SIBLINGS)
     )

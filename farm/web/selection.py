@@ -180,9 +180,9 @@ def rank_test(values: Sequence[float], others: Sequence[float]) -> tuple[float, 
     """
     n, m = len(values), len(others)
     everything = np.asarray([*values, *others], dtype=np.float64)
-    _, places, counts = np.unique(everything, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(everything, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    ranks = (ends - (counts - 1) / 2)[places]
+    ranks = (ends - (counts - 1) / 2)[inverse]
     u = float(ranks[:n].sum()) - n * (n + 1) / 2
     total = n + m
     ties = float((counts.astype(np.float64) ** 3 - counts).sum())

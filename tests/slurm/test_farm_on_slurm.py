@@ -198,7 +198,7 @@ def test_events_of_jobs_cost_no_rollout_and_no_attempt(on_slurm: FarmOnSlurm) ->
         batch_id = submitted(client, 24 * N_EVENTS, 4.0)
         for n in range(N_EVENTS):
             until(lambda: len(on_slurm.nodes()) >= 3, on_slurm.logs, LONG_S)
-            known = {each.job_id: each.place for each in on_slurm.jobs()}
+            known = {each.job_id: each.array_element for each in on_slurm.jobs()}
             job = chance.choice(sorted(on_slurm.nodes().keys() & known.keys()))
             place = known[job]
             kinds = ["scancel", "requeue", "signal", "time limit"]

@@ -145,7 +145,7 @@ class LightningRollouts:
         chunks = [keys[start : start + _KEYS] for start in range(0, len(keys), _KEYS)]
         return {batch.key: batch for chunk in chunks for batch in self._farm.runs.keyed_batches(chunk)}
 
-    def _checked(self, wanted: NewRollout, content: dict[str, Any], key: str, model: str, place: str) -> BatchRequest:
+    def _checked(self, wanted: NewRollout, content: dict[str, Any], key: str, model: str, path: str) -> BatchRequest:
         try:
             request = _batch_request(wanted, content, key, model)
             check_instances(
@@ -154,7 +154,7 @@ class LightningRollouts:
                 lambda: [state.engine for state in self._farm.engines()],
             )
         except InvalidRequest as error:
-            raise error.renamed(lambda field: _sent_name(place, field)) from None
+            raise error.renamed(lambda field: _sent_name(path, field)) from None
         return request
 
     def _as_sent(self, content: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _batch_request(wanted: NewRollout, content: dict[str, Any], key: str, model:
     return checked(BatchRequest, values)
 
 
-def _sent_name(place: str, field: str) -> str:
+def _sent_name(path: str, field: str) -> str:
     """Return the request's name of a field of the batch."""
     inner = field.removeprefix("instances[0].")
     names = {"agent": "config.local.agent_class", "limits.run_s": "config.timeout_seconds", "metadata": "input"}
@@ -224,7 +224,7 @@ def _sent_name(place: str, field: str) -> str:
         inner = f"input.{inner}"
     elif inner.startswith("fields"):
         inner = f"input{inner.removeprefix('fields')}"
-    return f"{place}.{names.get(inner, inner)}"
+    return f"{path}.{names.get(inner, inner)}"
 
 
 def _data_id(row: Mapping[str, Any]) -> str:

@@ -203,8 +203,8 @@ def server_of(request: ProcessRequest, servers: Sequence[str], key: str) -> str:
     instance = request.instance
     sample = instance.get("trajectory_id")
     first = int(content_hash([instance.get("instance_id"), None if "instance_id" in instance else instance])[:8], 16)
-    place = sample if isinstance(sample, int) else int(content_hash(key)[:8], 16)
-    return servers[(first + place) % len(servers)]
+    offset = sample if isinstance(sample, int) else int(content_hash(key)[:8], 16)
+    return servers[(first + offset) % len(servers)]
 
 
 def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, key: str, run_s: float) -> BatchRequest:

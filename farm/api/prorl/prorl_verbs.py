@@ -33,18 +33,18 @@ class _Routes:
 
     def routes(self) -> list[BaseRoute]:
         """Return each route twice: for the client without a name, and below the name of a client."""
-        return [route for place in ("", "/{client}") for route in self._of(place)]
+        return [route for prefix in ("", "/{client}") for route in self._of(prefix)]
 
-    def _of(self, place: str) -> list[BaseRoute]:
+    def _of(self, prefix: str) -> list[BaseRoute]:
         endpoints = self._endpoints
         return [
-            endpoints.post(f"{place}/start", self._start, takes_body=False),
-            endpoints.post(f"{place}/stop", self._stop, takes_body=False),
-            endpoints.get(f"{place}/status", self._status),
-            endpoints.post(f"{place}/add_llm_server", self._add),
-            endpoints.post(f"{place}/clear_llm_server", self._clear, takes_body=False),
-            endpoints.post(f"{place}/cancel", self._cancel),
-            endpoints.route("POST", f"{place}/process", self._process),
+            endpoints.post(f"{prefix}/start", self._start, takes_body=False),
+            endpoints.post(f"{prefix}/stop", self._stop, takes_body=False),
+            endpoints.get(f"{prefix}/status", self._status),
+            endpoints.post(f"{prefix}/add_llm_server", self._add),
+            endpoints.post(f"{prefix}/clear_llm_server", self._clear, takes_body=False),
+            endpoints.post(f"{prefix}/cancel", self._cancel),
+            endpoints.route("POST", f"{prefix}/process", self._process),
         ]
 
     def _jobs(self, request: ApiRequest) -> Jobs:
@@ -151,8 +151,8 @@ def _requested(jobs: Jobs, request: ApiRequest) -> RequestedJob:
 
 
 _SCOPES: RouteScopes = {
-    (method, f"{place}/{verb}"): scope
-    for place in ("", "/{client}")
+    (method, f"{prefix}/{verb}"): scope
+    for prefix in ("", "/{client}")
     for method, verb, scope in (
         ("POST", "start", Scope.SUBMIT),
         ("POST", "stop", Scope.SUBMIT),

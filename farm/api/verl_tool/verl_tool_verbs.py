@@ -274,8 +274,8 @@ def _spec(extra: dict[str, Any], index: int) -> SandboxSpec:
     try:
         return SandboxSpec.model_validate(extra[SANDBOX_FIELD])
     except ValidationError as error:
-        place = f"extra_fields[{index}].{SANDBOX_FIELD}"
-        raise invalid(error).renamed(lambda field: f"{place}.{field}".rstrip(".")) from None
+        path = f"extra_fields[{index}].{SANDBOX_FIELD}"
+        raise invalid(error).renamed(lambda field: f"{path}.{field}".rstrip(".")) from None
 
 
 @dataclass(slots=True)

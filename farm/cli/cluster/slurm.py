@@ -153,7 +153,7 @@ def ls(folder: Path | None) -> None:
         left = "" if job.pending else ("∞" if job.left_s == float("inf") else f"{job.left_s / 60:.0f} min")
         state = f"{job.state} ({job.reason})" if job.pending else job.state
         n_rollouts = str(occupied.get(node, 0)) if node else ""
-        table.add_row(job.place, names[job.name], state, left, job.nodes, node, n_rollouts)
+        table.add_row(job.array_element, names[job.name], state, left, job.nodes, node, n_rollouts)
     console.print(table)
     for name, pool_status in status(shared).items():
         n = sum(names[job.name] == name for job in jobs)
@@ -301,10 +301,10 @@ def _nodes(shared: Path, patience_s: float) -> tuple[dict[str, str], dict[str, i
 def _log_words(job: str) -> set[str]:
     """Return the words that identify a job's log: its own id, and its array's with the index."""
     from farm.errors import FarmError
-    from farm.launch.slurm_commands import array_place
+    from farm.launch.slurm_commands import array_element
 
     try:
-        return {job, array_place(job)}
+        return {job, array_element(job)}
     except FarmError:
         return {job}
 
@@ -331,7 +331,7 @@ def _await_node(shared: Path, head_jobs: str, has_nodes: bool) -> None:
                 if pool_status.get("fault"):
                     text = f"pool {name}: {pool_status['fault']}"
         elif jobs := jobs_named([head_jobs]):
-            text = f"waiting for the head, job {jobs[0].place}: {jobs[0].state} {jobs[0].reason}"
+            text = f"waiting for the head, job {jobs[0].array_element}: {jobs[0].state} {jobs[0].reason}"
         elif not is_led(shared):
             raise NotAllowed(
                 f"the head's job ended before it was ready: see `farm slurm logs head --dir {shared}`; "

@@ -27,15 +27,15 @@ def config(check: bool) -> None:
     """
     if check:
         sys.exit(_report(_complaints()))
-    from farm.settings import PREFIX, SET_BY_FARM, Settings, place_of, settings
+    from farm.settings import PREFIX, SET_BY_FARM, Settings, settings, source_of
 
     path, known = config_file.path_in_use(), settings()
-    looked = ", ".join(map(str, config_file.places()))
+    looked = ", ".join(map(str, config_file.candidate_paths()))
     click.echo(f"# file: {path}" if path is not None else f"# no file; looked for {looked}")
     shown = {name: _shown(name, getattr(known, name)) for name in Settings.model_fields if name not in SET_BY_FARM}
     width = max(map(len, shown))
     for name, value in shown.items():
-        click.echo(f"{name:{width}} = {value}  # {place_of(name)}")
+        click.echo(f"{name:{width}} = {value}  # {source_of(name)}")
     click.echo(f"# each can also be set as {PREFIX}NAME; docs/reference/settings.md explains them")
 
 
@@ -63,8 +63,8 @@ def _text(value: str) -> str:
 
 
 def _report(complaints: list[tuple[str, str]]) -> int:
-    for place, text in complaints:
-        click.echo(f"{place}: {text}" if place else text, err=True)
+    for source, text in complaints:
+        click.echo(f"{source}: {text}" if source else text, err=True)
     if not complaints:
         path = config_file.path_in_use()
         click.echo(f"ok: {path}" if path is not None else "ok: there is no file; see `farm config`")
@@ -72,7 +72,7 @@ def _report(complaints: list[tuple[str, str]]) -> int:
 
 
 def _complaints() -> list[tuple[str, str]]:
-    """Return (place, text) for every fault of the file and the variables."""
+    """Return (source, text) for every fault of the file and the variables."""
     from farm.settings import PREFIX, Settings, settings
 
     known = {f"{PREFIX}{name}".upper(): name for name in Settings.model_fields}
@@ -104,6 +104,9 @@ def _open_secrets(file: config_file.ConfigFile) -> list[tuple[str, str]]:
     mode = stat.S_IMODE(file.path.stat().st_mode)
     if secret and mode & 0o004:
         return [
-            (file.place_of(secret[0]), f"{secret[0]} can be read by all users of this machine: chmod o-r {file.path}")
+            (
+                file.location_of(secret[0]),
+                f"{secret[0]} can be read by all users of this machine: chmod o-r {file.path}",
+            )
         ]
     return []

@@ -63,19 +63,21 @@ def _n_common(one: TokenIds, other: TokenIds) -> int:
     return int(different[0]) if len(different) else n
 
 
-def assembled(n_tokens: int, places: Sequence[ExpertStretch], of_calls: Mapping[int, ExpertIds]) -> RowExperts | None:
+def assembled(
+    n_tokens: int, stretches: Sequence[ExpertStretch], of_calls: Mapping[int, ExpertIds]
+) -> RowExperts | None:
     """Return the experts of a row of `n_tokens` from those of its calls; None if no call has any.
 
     The stretch of a call without experts, or with those of another model, stays unknown.
     """
-    found = [(each, of_calls[each.call]) for each in places if each.call in of_calls]
-    if not found:
+    pairs = [(each, of_calls[each.call]) for each in stretches if each.call in of_calls]
+    if not pairs:
         return None
-    n_layers, top_k = found[0][1].shape[1:]
-    found = [(each, of_call) for each, of_call in found if of_call.shape[1:] == (n_layers, top_k)]
-    ids = np.zeros((n_tokens, n_layers, top_k), np.result_type(*(of_call.dtype for _, of_call in found)))
+    n_layers, top_k = pairs[0][1].shape[1:]
+    pairs = [(each, of_call) for each, of_call in pairs if of_call.shape[1:] == (n_layers, top_k)]
+    ids = np.zeros((n_tokens, n_layers, top_k), np.result_type(*(of_call.dtype for _, of_call in pairs)))
     known = np.zeros(n_tokens, np.uint8)
-    for stretch, of_call in found:
+    for stretch, of_call in pairs:
         taken = slice(stretch.begin, stretch.end)
         ids[taken] = of_call[stretch.at : stretch.at + stretch.end - stretch.begin]
         known[taken] = 1

@@ -137,8 +137,8 @@ def _values(each: NewAnnotation, new: NewAnnotations, now: float) -> dict[str, A
 
 
 def _annotation(row: Row[Any]) -> Annotation:
-    place = None if row.row == _WHOLE else row.row
-    return Annotation(row.rollout_id, row.name, row.producer, row.step, row.value, place, row.tokens, row.created_at)
+    index = None if row.row == _WHOLE else row.row
+    return Annotation(row.rollout_id, row.name, row.producer, row.step, row.value, index, row.tokens, row.created_at)
 
 
 def of_tokens(rollout_ids: Sequence[str]) -> Any:

@@ -68,12 +68,12 @@ def with_experts(
     connection: Connection, rollout_id: str, attempt: int, rows: Sequence[tuple[Segment, Iterable[Sequence[int]]]]
 ) -> list[Segment]:
     """Return the rows of one attempt with their experts; each comes with its stretches, [begin, end, call, at]."""
-    placed = [(row, [ExpertStretch(*each) for each in places]) for row, places in rows]
-    named = {each.call for _, places in placed for each in places}
+    pairs = [(row, [ExpertStretch(*each) for each in stretches]) for row, stretches in rows]
+    named = {each.call for _, stretches in pairs for each in stretches}
     of_calls = _of_calls(connection, rollout_id, attempt, named) if named else {}
     return [
-        replace(row, routed_experts=assembled(len(row.prompt_ids) + len(row.response_ids), places, of_calls))
-        for row, places in placed
+        replace(row, routed_experts=assembled(len(row.prompt_ids) + len(row.response_ids), stretches, of_calls))
+        for row, stretches in pairs
     ]
 
 

@@ -38,13 +38,13 @@ def place_ended(connection: Connection, prefix: str) -> int:
     A rollout that is committed late gets a later place, and is not skipped. Raises IntegrityError if another process
     assigns these places at the same moment: then they have them.
     """
-    found = connection.execute(_unplaced(prefix)).scalars().all()
+    batch_ids = connection.execute(_unplaced(prefix)).scalars().all()
     last = _last_place(connection, prefix)
-    rows = [{"protocol": prefix, "place": n, "batch_id": each} for n, each in enumerate(found, last + 1)]
+    rows = [{"protocol": prefix, "place": n, "batch_id": each} for n, each in enumerate(batch_ids, last + 1)]
     if rows:
         connection.execute(insert(places), rows)
         placed = update(batches).where(batches.c.batch_id == bindparam("placed"))
-        connection.execute(placed.values(awaits_place=None), [{"placed": each} for each in found])
+        connection.execute(placed.values(awaits_place=None), [{"placed": each} for each in batch_ids])
     return len(rows)
 
 

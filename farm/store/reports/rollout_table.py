@@ -100,7 +100,7 @@ class RolloutPage:
 def page(connection: Connection, batch_id: str, wanted: RolloutFilter, after: str = "", limit: int = 50) -> RolloutPage:
     """Return the page that begins after a cursor. Raises InvalidRequest for an invalid cursor."""
     statement = select(rollouts).where(_row.batch_id == batch_id, *conditions(wanted))
-    statement = _by_place(statement, after) if wanted.is_of_live else _by_value(statement, wanted, after)
+    statement = _by_position(statement, after) if wanted.is_of_live else _by_value(statement, wanted, after)
     matches = rollouts_by(connection, statement.limit(limit + 1))
     shown = matches[:limit]
     more = len(matches) > limit
@@ -167,7 +167,7 @@ def _by_value(statement: Select[Any], wanted: RolloutFilter, after: str) -> Sele
     return statement.order_by(*(order if wanted.ascending else (each.desc() for each in order)))
 
 
-def _by_place(statement: Select[Any], after: str) -> Select[Any]:
+def _by_position(statement: Select[Any], after: str) -> Select[Any]:
     if after:
         group, sample = _parsed(after)
         if not _is_index(group) or not _is_index(sample):
@@ -192,10 +192,10 @@ def _cursor(last: Rollout, wanted: RolloutFilter) -> str:
 
 def _parsed(after: str) -> tuple[Any, Any]:
     try:
-        value, place = json.loads(after[:_LONGEST_CURSOR])
+        first, second = json.loads(after[:_LONGEST_CURSOR])
     except (ValueError, TypeError, RecursionError):
         raise _no_cursor() from None
-    return value, place
+    return first, second
 
 
 def _is_index(value: Any) -> bool:

@@ -240,7 +240,7 @@ class ModelCallRow(Base):
 
 
 class SegmentRow(Base):
-    """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none.
+    """One training row of the attempt that counts. `turn_rewards` are pairs of a position and a reward; null for none.
 
     `expert_places` are [begin, end, call, at], an `ExpertStretch` each; null if no call has experts. `images` are
     digests; null if it has none.

@@ -67,18 +67,18 @@ function colourOf(index) {
   return `hsl(${(index * 67 + 205) % 360} 60% 50%)`;
 }
 
-function draw(place, names, series, isTime) {
-  if (!series.length || !series[0].length) { place.textContent = "no data yet"; return; }
-  place.textContent = "";
+function draw(element, names, series, isTime) {
+  if (!series.length || !series[0].length) { element.textContent = "no data yet"; return; }
+  element.textContent = "";
   const quiet = getComputedStyle(document.body).getPropertyValue("color");
   const axis = { stroke: quiet, grid: { stroke: "#8884" } };
   new uPlot({
-    width: Math.max(280, place.clientWidth),
+    width: Math.max(280, element.clientWidth),
     height: 240,
     scales: { x: { time: isTime } },
     axes: [axis, axis],
     series: [{}, ...names.map((name, index) => ({ label: name, stroke: colourOf(index), width: 2, spanGaps: true }))],
-  }, series, place);
+  }, series, element);
 }
 
 function charts() {

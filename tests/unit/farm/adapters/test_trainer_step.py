@@ -24,7 +24,7 @@ A, B, C = problem("a"), problem("b"), problem("c")
 def test_repeats_are_samples_of_one_instance() -> None:
     samples = StepSamples.of([A, A, B, B, C, C])
     assert (samples.instances, samples.n_samples) == ((A, B, C), 2)
-    assert samples.places == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
+    assert samples.positions == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
 
 
 def test_interleaved_repeats_are_returned_in_listed_order() -> None:
@@ -37,7 +37,7 @@ def test_interleaved_repeats_are_returned_in_listed_order() -> None:
 def test_problem_that_is_drawn_twice_is_two_groups() -> None:
     samples = StepSamples.of([A, A, B, B, problem("a"), problem("a")])
     assert (samples.instances, samples.n_samples) == ((A, B, A), 2)
-    assert samples.places[4:] == ((2, 0), (2, 1))
+    assert samples.positions[4:] == ((2, 0), (2, 1))
 
 
 def test_uneven_repeats_become_smaller_groups() -> None:

@@ -110,8 +110,8 @@ def test_removed_working_folder_has_no_file(places: tuple[Path, Path, Path], mon
 def test_line_of_a_key_is_found(tmp_path: Path, text: str, line: int) -> None:
     path = tmp_path / "farm.toml"
     path.write_text(text)
-    assert ConfigFile(path).place_of("lease_s") == f"{path}:{line}"
-    assert ConfigFile(path).place_of("lease") == str(path)
+    assert ConfigFile(path).location_of("lease_s") == f"{path}:{line}"
+    assert ConfigFile(path).location_of("lease") == str(path)
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def test_refusal_by_slurm_is_one_line_in_its_words(slurm: FakeSlurm, tmp_path: P
 
 def test_kill_wait_and_array_index_are_read(slurm: FakeSlurm) -> None:
     assert slurm_commands.kill_wait_s() == 30
-    assert slurm_commands.array_place("3") == "1_2"
-    assert slurm_commands.array_place("1") == "1_1", "its id is also that of the array"
+    assert slurm_commands.array_element("3") == "1_2"
+    assert slurm_commands.array_element("1") == "1_1", "its id is also that of the array"
     with pytest.raises(SlurmFailed, match="Invalid job id specified"):
-        slurm_commands.array_place("99")
+        slurm_commands.array_element("99")
 
 
 def test_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
