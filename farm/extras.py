@@ -18,8 +18,8 @@ def check_extra(what: str) -> None:
 
 def not_installed(what: str, *modules: str, extra: str = "farm") -> NotInstalled:
     """Return the error that names the extra to install for `what`."""
-    here = "the client, the only part" if extra == "farm" else "the packages"
+    installed = "the client, the only part" if extra == "farm" else "the packages"
     return NotInstalled(
-        f"{what} needs more than {here} installed here ({', '.join(modules)} missing): "
+        f"{what} needs more than {installed} installed here ({', '.join(modules)} missing): "
         f"pip install 'rollout-farm[{extra}]'"
     )

@@ -63,13 +63,13 @@ class FarmCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, for prometheus_client."""
         try:
-            metrics = list(self._found())
+            metrics = list(self._metrics())
         except StoreUnavailable:
             metrics = []
         yield _family("farm_store_up", "1 if the database answers, else 0", (), [(bool(metrics),)])
         yield from metrics
 
-    def _found(self) -> Iterator[Metric]:
+    def _metrics(self) -> Iterator[Metric]:
         yield _family("farm_rollouts", "Rollouts that have not ended", ("stage", "state"), self._read(_by_state))
         yield _family("farm_slots_wanted", _SLOTS, (), self._read(_wanted))
         yield _family("farm_nodes", "Nodes by state", ("state",), self._read(_nodes, self._node_timeout_s))
@@ -116,8 +116,8 @@ def _family(name: str, what: str, labels: Sequence[str], rows: Sequence[Any]) ->
     return family
 
 
-def _histograms(found: histograms.Histograms) -> Iterator[Metric]:
-    whole = histograms.complete(found)
+def _histograms(measured: histograms.Histograms) -> Iterator[Metric]:
+    whole = histograms.complete(measured)
     for kind in KINDS.values():
         labels = [kind.label] if kind.label else []
         if not kind.bounds:
@@ -140,8 +140,8 @@ def _counter(kind: HistogramKind, labels: Sequence[str], whole: histograms.Histo
 def _by_state(connection: Connection) -> Sequence[Any]:
     key = (rollouts.c.stage, rollouts.c.state)
     states = Counter({(stage.value, state.value): 0 for stage in Stage for state in (State.QUEUED, State.ACTIVE)})
-    found = connection.execute(select(*key, func.count(literal(1))).where(_live).group_by(*key))
-    states.update({(stage, state): n for stage, state, n in found})
+    rows = connection.execute(select(*key, func.count(literal(1))).where(_live).group_by(*key))
+    states.update({(stage, state): n for stage, state, n in rows})
     return [(stage, state, n) for (stage, state), n in states.items()]
 
 

@@ -331,12 +331,12 @@ async def _body(receive: Any) -> bytes | None:
 async def _unless_gone(receive: Any, answering: Awaitable[_Answer]) -> _Answer | None:
     """Return the answer; None if the client disconnected, which cancels the engine's call."""
     answer = asyncio.ensure_future(answering)
-    gone = asyncio.ensure_future(_gone(receive))
+    disconnect = asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answer, disconnect), return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else None
     finally:
-        for task in (answer, gone):
+        for task in (answer, disconnect):
             task.cancel()
 
 

@@ -201,11 +201,11 @@ def bridge_of(llm_client: Any, config: Any) -> EngineBridge:
 
 def padded_experts(fields: Sequence[Mapping[str, Any]], n_prompt: int, width: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return the experts of rows whose prompts are padded on the left to `n_prompt`; nothing if they have none."""
-    found = [each["routed_experts"] for each in fields if "routed_experts" in each]
-    if not found:
+    of_rows = [each["routed_experts"] for each in fields if "routed_experts" in each]
+    if not of_rows:
         return {}
-    experts = np.zeros((len(fields), width, *found[0].shape[1:]), np.int16)
-    for index, (each, value) in enumerate(zip(fields, found, strict=True)):
+    experts = np.zeros((len(fields), width, *of_rows[0].shape[1:]), np.int16)
+    for index, (each, value) in enumerate(zip(fields, of_rows, strict=True)):
         begin = n_prompt - len(each["prompt_ids"])
         experts[index, begin : begin + len(value)] = value
     return {"routed_experts": experts}

@@ -210,11 +210,11 @@ def refuse_with_detail(problem: ProblemDetails, headers: Mapping[str, str] | Non
     detail: Any = problem.message
     if problem.kind == "InvalidRequest" and problem.field:
         faults = [(problem.field, problem.message), *problem.more]
-        detail = [{"type": "value_error", "loc": _place(field), "msg": message} for field, message in faults]
+        detail = [{"type": "value_error", "loc": _location(field), "msg": message} for field, message in faults]
     return Response(serialization.written({"detail": detail}), status, headers, "application/json")
 
 
-def _place(field: str) -> list[str]:
+def _location(field: str) -> list[str]:
     return ["body"] if field in ("body", "request") else ["body", *field.split(".")]
 
 

@@ -185,10 +185,10 @@ def batch_ids(context: click.Context, parameter: click.Parameter, incomplete: st
     from farm.client.connect import connect
 
     with contextlib.suppress(Exception), connect(first_s=_COMPLETED_S) as farm:
-        found = farm.batches(_MOST_COMPLETED)
+        batches = farm.batches(_MOST_COMPLETED)
         return [
             CompletionItem(each.batch_id, help=f"{each.state.value}, {each.n_rollouts} rollouts")
-            for each in found
+            for each in batches
             if each.batch_id.startswith(incomplete)
         ]
     return []

@@ -390,12 +390,12 @@ def _cgroup(settings: Settings) -> CheckResult:
             "control group", True, "none is set (FARM_CGROUP); the farm measures memory itself", needed=False
         )
     version = next((number for file, number in _CGROUPS.items() if (group / file).exists()), 0)
-    there = version == 1 or (version == 2 and "memory" in (group / "cgroup.controllers").read_text().split())
+    has_memory = version == 1 or (version == 2 and "memory" in (group / "cgroup.controllers").read_text().split())
     detail = f"{group}: version {version}" if version else f"{group} is not a control group"
     remedy = (
         "set FARM_CGROUP to a version 2 group with a delegated memory controller, or to a memory group of version 1"
     )
-    if not there:
+    if not has_memory:
         return CheckResult("control group", False, detail if not version else f"{detail}, no memory controller", remedy)
     remedy = f"allow user {os.getuid()} to create groups in it, or unset FARM_CGROUP"
     return CheckResult("control group", os.access(group, os.W_OK | os.X_OK), detail, remedy)

@@ -65,8 +65,8 @@ def for_rows(form: str, settings: Sequence[str]) -> tuple[dict[str, str], tuple[
     from farm.rows.row_forms import FORMS
 
     settable = FORMS[form].settable if form in FORMS else ()
-    found = {name: value for name, _, value in (text.partition("=") for text in settings) if name in settable}
-    return found, tuple(text for text in settings if text.partition("=")[0] not in found)
+    columns = {name: value for name, _, value in (text.partition("=") for text in settings) if name in settable}
+    return columns, tuple(text for text in settings if text.partition("=")[0] not in columns)
 
 
 def read_rows_as(

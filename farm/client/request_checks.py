@@ -83,8 +83,8 @@ def check_webhook(webhook: Webhook | None, hosts: str, caller: Caller) -> None:
         raise InvalidRequest(f"must be an address: {error}", field="webhook.url") from None
     allowed = {host.strip().lower() for host in hosts.split(",")} - {""}
     if not caller.may(Scope.ADMIN) and not names & allowed:
-        here = ", ".join(sorted(allowed)) or "none"
-        known = f"the hosts that this farm calls (FARM_WEBHOOK_HOSTS: {here})"
+        hosts_allowed = ", ".join(sorted(allowed)) or "none"
+        known = f"the hosts that this farm calls (FARM_WEBHOOK_HOSTS: {hosts_allowed})"
         raise Forbidden(f"webhook.url: {address.netloc} is not one of {known}")
 
 

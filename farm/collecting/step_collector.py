@@ -118,11 +118,11 @@ class StepCollector:
             self._step = self._due = step
         while True:
             with self._lock:
-                found = self._look(step)
-                accepted = found.accepted
+                look = self._look(step)
+                accepted = look.accepted
                 if len(accepted) >= self.options.train_batch_size:
                     return self._decide(step, accepted[: self.options.train_batch_size])
-                self._ask(found)
+                self._ask(look)
                 self._check_can_go_on(len(accepted))
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
@@ -241,9 +241,9 @@ class StepCollector:
         is_stopped = stopped(group, self._least, self.options.early_stop_samples)
         return is_stopped or decide(group, self._least, filtered=filtered, accept=self._accept)
 
-    def _ask(self, found: _Look) -> None:
+    def _ask(self, look: _Look) -> None:
         """Submit waves while there is room: first those of requeued instances."""
-        n_accepted, waiting = len(found.accepted), list(found.to_requeue)
+        n_accepted, waiting = len(look.accepted), list(look.to_requeue)
         while True:
             n_kept = len(waiting[0][2].kept) if waiting else 0
             # a batch has one number of samples for all of its instances

@@ -364,14 +364,14 @@ def _by_batch(ids: Collection[str], stream: Callable[[str], Iterable[T]], id_of:
     wanted_of: dict[str, set[str]] = {}
     for each in ids:
         wanted_of.setdefault(batch_of(each), set()).add(each)
-    known: dict[str, T] = {}
+    by_id: dict[str, T] = {}
     for batch_id, wanted in wanted_of.items():
-        for found in stream(batch_id):
-            if id_of(found) in wanted:
-                known[id_of(found)] = found
-                if wanted <= known.keys():
+        for item in stream(batch_id):
+            if id_of(item) in wanted:
+                by_id[id_of(item)] = item
+                if wanted <= by_id.keys():
                     break
-    return known
+    return by_id
 
 
 def wave_metadata(step: int, number: int, state: SamplerState, requeued: Iterable[RequeuedGroup]) -> dict[str, Any]:
@@ -400,8 +400,8 @@ def checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> Ba
 def of_instance(complaint: tuple[str, str], instances: Sequence[Instance]) -> tuple[str, str]:
     """Return a complaint about a wave with the instance's name in place of its index."""
 
-    def name(found: re.Match[str]) -> str:
-        instance = instances[int(found[1])]
+    def name(match: re.Match[str]) -> str:
+        instance = instances[int(match[1])]
         return f"instance {instance.instance_id!r} of {instance.data_source}"
 
     field, message = complaint

@@ -50,8 +50,8 @@ def format_task(task: Any) -> Any:
     if stage is not None:
         task.args = f"{stage.rollout_id} attempt {stage.attempt}"
     if task.exception:
-        found = _EXCEPTION.fullmatch(task.exception)
-        task.result = _line(_unquoted(found["text"]) + found["note"] if found else task.exception)
+        match = _EXCEPTION.fullmatch(task.exception)
+        task.result = _line(_unquoted(match["text"]) + match["note"] if match else task.exception)
     elif task.result:
         task.result = _line(_unquoted(task.result))
     return task

@@ -122,8 +122,8 @@ class HeadClaim:
 
     def _begin(self) -> None:
         before = self.status()
-        process, here = before.get("process", {}), this_process()
-        self.from_elsewhere = bool(before) and any(process.get(name) != here[name] for name in ("boot", "pids"))
+        process, own = before.get("process", {}), this_process()
+        self.from_elsewhere = bool(before) and any(process.get(name) != own[name] for name in ("boot", "pids"))
         self._write(0)
         self._thread = threading.Thread(target=self._count, name="head-claim", daemon=True)
         self._thread.start()

@@ -56,8 +56,8 @@ def traced(connection: Connection, rollout_id: str) -> TracedRollout:
     calls: dict[int, list[ModelCall]] = {}
     for attempt, call in _calls_of(connection, rollout_id):
         calls.setdefault(attempt, []).append(call)
-    found = batches.rollout(connection, rollout_id)
-    return TracedRollout(found, batches.timings(connection, rollout_id), calls)
+    rollout = batches.rollout(connection, rollout_id)
+    return TracedRollout(rollout, batches.timings(connection, rollout_id), calls)
 
 
 def _calls_of(connection: Connection, rollout_id: str) -> Iterator[tuple[int, ModelCall]]:
@@ -131,13 +131,13 @@ class Observer(PeriodicThread):
             raise
 
     def _count(self, batch_id: str, after: int, last: int) -> None:
-        found = self._store.read(partial(histograms.counted, batch_id=batch_id, after=after, last=last))
-        add = partial(self._add, batch_id=batch_id, after=after, last=last, found=found)
+        counts = self._store.read(partial(histograms.counted, batch_id=batch_id, after=after, last=last))
+        add = partial(self._add, batch_id=batch_id, after=after, last=last, counts=counts)
         if self._store.write(add) and self._otel_endpoint:
             self._send_traces(batch_id, after, last)
 
-    def _add(self, connection: Connection, batch_id: str, after: int, last: int, found: histograms.Histograms) -> bool:
-        if not histograms.add(connection, batch_id, after, last, found):
+    def _add(self, connection: Connection, batch_id: str, after: int, last: int, counts: histograms.Histograms) -> bool:
+        if not histograms.add(connection, batch_id, after, last, counts):
             return False
         outbox.put_ended(connection, batch_id, last, self._webhook_url)
         return True
@@ -156,10 +156,10 @@ class Observer(PeriodicThread):
                     self._leave_out(f"{self._otel_endpoint} took more than {self._traces_s:g} s for those of one look")
                     return
                 try:
-                    found = self._store.read(partial(traced, rollout_id=rollout_id))
+                    trace = self._store.read(partial(traced, rollout_id=rollout_id))
                 except NotFound:
                     continue
-                if not self._exporter.export(*found):
+                if not self._exporter.export(*trace):
                     self._leave_out(f"{self._otel_endpoint} does not take them")
                     return
         except FarmError as error:

@@ -173,8 +173,8 @@ def lines_about(ref: str, folders: Sequence[Path]) -> list[LoggedLine]:
     """Return the log lines about an id, by time. Unreadable files are skipped."""
     wanted = re.compile(rb"(?<![\w.-])" + re.escape(ref.encode()) + rb"(?!\w)")
     files = sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in _SUFFIXES})
-    found = [line for path in files for line in _lines_of(path, ref.encode(), wanted)]
-    return sorted(found, key=lambda line: line.at)
+    lines = [line for path in files for line in _lines_of(path, ref.encode(), wanted)]
+    return sorted(lines, key=lambda line: line.at)
 
 
 def _lines_of(path: Path, ref: bytes, wanted: re.Pattern[bytes]) -> Iterator[LoggedLine]:

@@ -297,5 +297,5 @@ def _link(message: StageMessage, stage: Stage, task_id: str) -> dict[str, Any]:
 
 def named_stage(shown: str | None) -> AttemptStage | None:
     """Return the stage of a message from its arguments in Celery's events; None if it is not one of ours."""
-    found = _SHOWN_ARGUMENTS.fullmatch(shown or "")
-    return found and AttemptStage(found["rollout_id"], int(found["attempt"]), Stage(found["stage"]))
+    match = _SHOWN_ARGUMENTS.fullmatch(shown or "")
+    return match and AttemptStage(match["rollout_id"], int(match["attempt"]), Stage(match["stage"]))

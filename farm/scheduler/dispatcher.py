@@ -173,8 +173,8 @@ class Dispatcher:
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
             self._write(borrowed_sandboxes.forget_ended)
-            if gone := self._write(stored_archives.sweep):
-                log.info("Deleted task archives without a batch: %s", ", ".join(gone))
+            if digests := self._write(stored_archives.sweep):
+                log.info("Deleted task archives without a batch: %s", ", ".join(digests))
         return self._admit()
 
     def _read(self, work: Work[T]) -> T:

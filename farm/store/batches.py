@@ -317,13 +317,13 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
 
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
     """Return the scores of a rollout, newest last."""
-    found = connection.execute(select(rewards).filter_by(rollout_id=rollout_id).order_by(rewards.c.attempt))
-    return [Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards) for row in found]
+    rows = connection.execute(select(rewards).filter_by(rollout_id=rollout_id).order_by(rewards.c.attempt))
+    return [Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards) for row in rows]
 
 
-def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:
+def with_segments(rollouts: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:
     """Return the same rollouts with their training rows."""
-    return [replace(each, segments=segments.get(each.rollout_id, ())) for each in found]
+    return [replace(each, segments=segments.get(each.rollout_id, ())) for each in rollouts]
 
 
 def rollouts_by(connection: Connection, statement: Select[Any]) -> list[Rollout]:

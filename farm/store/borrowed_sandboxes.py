@@ -153,8 +153,8 @@ def one(connection: Connection, reference: str, caller: Caller) -> BorrowedSandb
     """Return a sandbox by its id, or the newest by its name, the caller's own first. Raises NotFound."""
     is_it = (borrowed.c.sandbox_id if is_borrowed(reference) else borrowed.c.name) == reference
     own_first = case((borrowed.c.borrower == caller.name, 0), else_=1)
-    found = _select_states().where(is_it).order_by(own_first, borrowed.c.created_at.desc())
-    row = connection.execute(found).first() if is_plain(reference) else None
+    statement = _select_states().where(is_it).order_by(own_first, borrowed.c.created_at.desc())
+    row = connection.execute(statement).first() if is_plain(reference) else None
     if row is None:
         raise NotFound(f"there is no borrowed sandbox {reference!r:.220}")
     return _state_of(row)
@@ -197,11 +197,11 @@ def counts(connection: Connection, prefix: str = "") -> Mapping[SandboxState, in
     statement = select(borrowed.c.node, borrowed.c.url).where(
         _live, borrowed.c.name.startswith(prefix, autoescape=True)
     )
-    found = Counter(
+    n_of_state = Counter(
         SandboxState.WAITING if node is None else SandboxState.RUNNING if url else SandboxState.STARTING
         for node, url in connection.execute(statement).tuples()
     )
-    return {state: found[state] for state in SandboxState if state is not SandboxState.ENDED}
+    return {state: n_of_state[state] for state in SandboxState if state is not SandboxState.ENDED}
 
 
 def renew(connection: Connection, sandbox_ids: Collection[str], lease_s: float | None = None) -> int:

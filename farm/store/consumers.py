@@ -59,7 +59,7 @@ def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Insta
 
     Raises NotFound; InvalidRequest for one that has an engine key of its own.
     """
-    found = []
+    submitted = []
     for each in group_ids:
         ref = RolloutRef.of(each)
         where = (instances.c.batch_id == ref.batch_id, instances.c.group_index == ref.group_index)
@@ -71,8 +71,8 @@ def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Insta
         number = request.get("engine_of_instance", {}).get(str(ref.group_index))
         engine = {} if number is None else request["engines"][number]
         check_own_key(row.instance_id, engine.get("engine_key", ""))
-        found.append(Instance(**values, **engine))
-    return found
+        submitted.append(Instance(**values, **engine))
+    return submitted
 
 
 def record_step(connection: Connection, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:

@@ -64,15 +64,15 @@ class EpochTracker:
     def __init__(self) -> None:
         self.last: Epoch | None = None
 
-    def note(self, found: Epoch) -> None:
+    def note(self, epoch: Epoch) -> None:
         """Remember it; log an alarm if the store went back since the last time."""
-        last, self.last = self.last, found
-        if last is not None and (found.epoch != last.epoch or found.counter < last.counter):
+        last, self.last = self.last, epoch
+        if last is not None and (epoch.epoch != last.epoch or epoch.counter < last.counter):
             log.error(
                 "ALARM the store went back in time, as if a backup was restored (epoch %s at %d, before: %s at %d): "
                 "what was submitted or ended since is gone or comes again; submit again what is not found",
-                *(found.epoch, found.counter, last.epoch, last.counter),
+                *(epoch.epoch, epoch.counter, last.epoch, last.counter),
             )
-            if found.epoch == last.epoch:
+            if epoch.epoch == last.epoch:
                 # until another epoch begins
                 self.last = last

@@ -71,11 +71,11 @@ def add(connection: Connection, engine: StoredEngine, secret_key: SecretKey, cal
 
 def _expected(connection: Connection, model: str) -> dict[str, str]:
     """Return the weights that engines of a model must have, as last named."""
-    found = _of_engines(connection, model)
-    if found is None:
+    row = _of_engines(connection, model)
+    if row is None:
         kept = select(named.c.version, named.c.weights_path).where(named.c.model == model)
-        found = cast("Row[Any] | None", connection.execute(kept).one_or_none())
-    return {} if found is None else {"version": found.version, "weights_path": found.weights_path}
+        row = cast("Row[Any] | None", connection.execute(kept).one_or_none())
+    return {} if row is None else {"version": row.version, "weights_path": row.weights_path}
 
 
 def _of_engines(connection: Connection, model: str) -> Row[Any] | None:

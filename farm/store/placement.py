@@ -88,20 +88,20 @@ def _statement_of_waiting() -> Select[str, int, int]:
         .order_by(rollouts.c.node, rollouts.c.batch_id)
         .limit(1)
     )
-    found = select(unplaced.scalar_subquery().label("batch_id")).cte("found", recursive=True)
-    following = unplaced.where(rollouts.c.batch_id > found.c.batch_id).correlate(found).scalar_subquery()
-    found = found.union_all(select(following).where(found.c.batch_id.is_not(None)))
+    candidates = select(unplaced.scalar_subquery().label("batch_id")).cte("candidates", recursive=True)
+    following = unplaced.where(rollouts.c.batch_id > candidates.c.batch_id).correlate(candidates).scalar_subquery()
+    candidates = candidates.union_all(select(following).where(candidates.c.batch_id.is_not(None)))
     some = (
         select(literal(1))
-        .where(rollouts.c.batch_id == found.c.batch_id, *_waits)
+        .where(rollouts.c.batch_id == candidates.c.batch_id, *_waits)
         .limit(bindparam("b_limit"))
-        .correlate(found)
+        .correlate(candidates)
         .subquery()
     )
-    n_waiting = select(func.count(literal(1))).select_from(some).correlate(found).scalar_subquery()
+    n_waiting = select(func.count(literal(1))).select_from(some).correlate(candidates).scalar_subquery()
     return (
         select(batches.c.batch_id, batches.c.priority, n_waiting)
-        .join(found, batches.c.batch_id == found.c.batch_id)
+        .join(candidates, batches.c.batch_id == candidates.c.batch_id)
         .order_by(batches.c.created_at)
     )
 
@@ -316,8 +316,8 @@ def requeue_unstarted(connection: Connection, node: str) -> int:
 
     Returns how many.
     """
-    here = (attempts.c.rollout_id == rollouts.c.rollout_id, attempts.c.attempt == rollouts.c.attempt)
-    placed_in_run = (rollouts.c.stage == Stage.RUN.value) & ~select(literal(1)).where(*here).exists()
+    same_attempt = (attempts.c.rollout_id == rollouts.c.rollout_id, attempts.c.attempt == rollouts.c.attempt)
+    placed_in_run = (rollouts.c.stage == Stage.RUN.value) & ~select(literal(1)).where(*same_attempt).exists()
     unbegun = (
         _live,
         rollouts.c.node == node,

@@ -115,11 +115,11 @@ def sum_up(connection: Connection, batch_id: str, last: int) -> None:
     sums: defaultdict[tuple[str, str, str | None], list[Any]] = defaultdict(lambda: [0, 0.0, 0, 0])
     row = rollouts.c
     lately = _counts().where(row.batch_id == batch_id, row.finish_seq > after, row.finish_seq <= last)
-    found = [
+    added = [
         (each.stage, each.state, each.failure_kind, *_numbers(each))
         for each in connection.execute(lately.group_by(*_GROUP))
     ]
-    for stage, state, kind, *numbers in (*known, *found):
+    for stage, state, kind, *numbers in (*known, *added):
         mine = sums[stage, state, kind]
         mine[:] = (a + b for a, b in zip(mine, numbers, strict=True))
     ended = [[*key, *numbers] for key, numbers in sums.items()]
@@ -129,8 +129,8 @@ def sum_up(connection: Connection, batch_id: str, last: int) -> None:
 def ended_sums(connection: Connection, batch_id: str) -> tuple[int, int]:
     """Return how many ended rollouts of a batch are summed up, and how many there are of them, at one moment."""
     row = rollouts.c
-    found = select(func.count(literal(1))).where(row.batch_id == batch_id, row.finish_seq <= _measured.c.ended_seq)
-    statement = select(_measured.c.ended, found.scalar_subquery()).where(_measured.c.batch_id == batch_id)
+    n_ended = select(func.count(literal(1))).where(row.batch_id == batch_id, row.finish_seq <= _measured.c.ended_seq)
+    statement = select(_measured.c.ended, n_ended.scalar_subquery()).where(_measured.c.batch_id == batch_id)
     for ended, n in connection.execute(statement):
         return sum(each[3] for each in ended), n
     return 0, 0

@@ -84,13 +84,13 @@ def findings_of(home: Path, instances: Iterable[Instance]) -> tuple[str, ...]:
         by_digest.setdefault(path.name.partition(".")[0], []).append(path)
     if not by_digest:
         return ()
-    found: dict[str, list[str]] = {name: [] for name in FINDINGS}
+    instance_ids: dict[str, list[str]] = {name: [] for name in FINDINGS}
     n = 0
     for instance in {each.digest: each for each in instances}.values():
         n += 1
         for name in {name for path in by_digest.get(instance.digest, ()) for name in _findings_in(path)}:
-            found[name].append(instance.instance_id)
-    return tuple(_line(name, ids, n) for name, ids in found.items() if ids)
+            instance_ids[name].append(instance.instance_id)
+    return tuple(_line(name, ids, n) for name, ids in instance_ids.items() if ids)
 
 
 def _findings_in(path: Path) -> list[str]:

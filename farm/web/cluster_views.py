@@ -101,10 +101,12 @@ class ClusterViews:
         def look() -> dict[str, Any]:
             farm = self._endpoints.farm
             newest = farm.batches(10)
-            broken = [(each.batch_id, farm.violations(each.batch_id)) for each in newest if each.n_rollouts <= 20_000]
+            violations = [
+                (each.batch_id, farm.violations(each.batch_id)) for each in newest if each.n_rollouts <= 20_000
+            ]
             return {
                 "findings": list(self._endpoints.examine()),
-                "violations": [(batch_id, found) for batch_id, found in broken if found],
+                "violations": [(batch_id, found) for batch_id, found in violations if found],
                 "engines": [each.engine for each in farm.engines() if each.engine.trouble],
                 "nodes": [node for node in farm.nodes() if node.out_of_service_s > 0],
             }

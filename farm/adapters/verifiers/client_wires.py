@@ -81,9 +81,9 @@ def plain_request(request: Mapping[str, Any]) -> dict[str, Any]:
     client, sampling = request.get("client"), request.get("sampling")
     if isinstance(client, Mapping):
         named = client.get("headers_from_env") or {}
-        found = {name: os.environ[variable] for name, variable in named.items() if variable in os.environ}
+        headers = {name: os.environ[variable] for name, variable in named.items() if variable in os.environ}
         kept = {name: value for name, value in client.items() if name not in _TELLING}
-        plain["client"] = kept | ({"headers": {**client.get("headers", {}), **found}} if found else {})
+        plain["client"] = kept | ({"headers": {**client.get("headers", {}), **headers}} if headers else {})
     if isinstance(sampling, Mapping):
         own = {name: value for name, value in sampling.items() if name != "extra_body" and value is not None}
         plain["sampling"] = {**(sampling.get("extra_body") or {}), **own}

@@ -111,8 +111,8 @@ class LightningModels:
 
     def _in_use(self, state: Mapping[str, Any]) -> list[str]:
         """Return those that are still engines of the farm: they may have been removed there."""
-        there = {each.engine.url for each in self._farm.engines()}
-        return [url for url in self._registered(state) if url in there]
+        urls = {each.engine.url for each in self._farm.engines()}
+        return [url for url in self._registered(state) if url in urls]
 
 
 class LightningState(StrEnum):

@@ -152,8 +152,8 @@ class AgentFiles:
     async def list_dir(self, request: ApiRequest) -> Response:
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await unary_message(request, ListDirRequest)
-        found: FileList = await sandbox.call_file(ListFilesCall(path=wanted.path, depth=wanted.depth or 1))
-        return unary_response({"entries": list(map(_info, found.files))})
+        listing: FileList = await sandbox.call_file(ListFilesCall(path=wanted.path, depth=wanted.depth or 1))
+        return unary_response({"entries": list(map(_info, listing.files))})
 
     async def make_dir(self, request: ApiRequest) -> Response:
         """Create a folder. The error distinguishes an existing folder from a file of that name."""
@@ -213,8 +213,8 @@ class AgentFiles:
 
 
 async def _entry(sandbox: AgentSandbox, path: str) -> FileEntry:
-    found: FileList = await sandbox.call_file(ListFilesCall(path=path, depth=0))
-    return found.files[0]
+    listing: FileList = await sandbox.call_file(ListFilesCall(path=path, depth=0))
+    return listing.files[0]
 
 
 def _info(entry: FileEntry) -> dict[str, Any]:

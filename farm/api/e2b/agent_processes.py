@@ -190,15 +190,15 @@ class AgentProcesses:
         wanted = await only_message(request, SelectRequest)
         # a watch without waiting tells that the process exists, and the present offset of its output
         least = WatchProcessCall(process=wanted.process.process, timeout_s=0.001)
-        found: ProcessOutput = await sandbox.call(least)
+        output: ProcessOutput = await sandbox.call(least)
         stream = _ProcessStream(self._endpoints, sandbox, request)
-        return stream.response(found.process_id, found.pid, found.next, _limit_s(request))
+        return stream.response(output.process_id, output.pid, output.next, _limit_s(request))
 
     async def list(self, request: ApiRequest) -> Response:
         sandbox = AgentSandbox(self._endpoints, request)
         await unary_message(request, ListRequest)
-        found: ProcessList = await sandbox.call(ListProcessesCall())
-        return unary_response({"processes": list(map(_info, found.processes))})
+        listing: ProcessList = await sandbox.call(ListProcessesCall())
+        return unary_response({"processes": list(map(_info, listing.processes))})
 
     async def update(self, request: ApiRequest) -> Response:
         """Set the size of a terminal."""

@@ -92,14 +92,14 @@ class ToolAction:
 
 def action_of(text: str) -> ToolAction | None:
     """Return the call of an action: the last block names the tool. None without a complete block."""
-    last_end, found = 0, None
+    last_end, match = 0, None
     for form in _FORMS:
         blocks = list(_blocks(text, *form[1:]))
         if blocks and blocks[-1][1] > last_end:
-            last_end, found = blocks[-1][1], (form, [code.strip() for code, _ in blocks])
-    if found is None:
+            last_end, match = blocks[-1][1], (form, [code.strip() for code, _ in blocks])
+    if match is None:
         return None
-    (tool, _, closing), codes = found
+    (tool, _, closing), codes = match
     if tool == "tool_call":
         return _json_call(codes[-1])
     if tool == "answer":

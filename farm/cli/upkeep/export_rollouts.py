@@ -71,8 +71,8 @@ def _filter_of(conditions: tuple[str, ...]) -> RolloutFilter:
     try:
         return RolloutFilter.model_validate({name.strip(): value.strip() for name, _, value in pairs})
     except ValidationError as error:
-        found = [(f"--filter {'.'.join(map(str, each['loc']))}", each["msg"]) for each in error.errors()]
-        raise InvalidRequest.of(found) from None
+        complaints = [(f"--filter {'.'.join(map(str, each['loc']))}", each["msg"]) for each in error.errors()]
+        raise InvalidRequest.of(complaints) from None
 
 
 def _check(output: Path, form: str) -> None:

@@ -81,7 +81,7 @@ def prune(
         rounds = ages(settings()) if older_s is None else [(older_s, RetentionLevel(keep or "rewards"))]
         chosen = batch_ids or None
         pruner = Pruner(store, lambda: not received)
-        found: dict[str, PrunedBatch] = {}
+        pruned: dict[str, PrunedBatch] = {}
         if not dry_run:
             received = signals()
         for age_s, kept in rounds:
@@ -89,11 +89,11 @@ def prune(
             if dry_run:
                 for each in some:
                     say(each)
-            found |= {each.batch_id: each for each in some}
+            pruned |= {each.batch_id: each for each in some}
         if not dry_run and not received and older_s is not None:
             pruner.forget(older_s)
-        n = sum(each.n_rollouts for each in found.values())
-        click.echo(f"{len(found)} batches, {n} rollouts{' would be pruned' if dry_run else ' pruned'}")
+        n = sum(each.n_rollouts for each in pruned.values())
+        click.echo(f"{len(pruned)} batches, {n} rollouts{' would be pruned' if dry_run else ' pruned'}")
         if received:
             raise click.ClickException("interrupted; the next run continues")
 
@@ -156,12 +156,12 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
 
     if is_http(url):
         raise InvalidRequest("an API restores nothing: give the database's URL, or leave --url out", field="url")
-    found = read_backup(file)
+    backup = read_backup(file)
     with contextlib.closing(Store(_target(url))) as store:
         secret_key = SecretKey.of(settings(), store.engine.url)
-        written = restored(store, secret_key, found, settings().node_timeout_s, replace)
-        made = time.strftime("%F %T", time.gmtime(found.made_at))
-        click.echo(f"{store.name}: {found.n_batches} batches, {found.n_rollouts} rollouts, as of {made} UTC")
+        written = restored(store, secret_key, backup, settings().node_timeout_s, replace)
+        made = time.strftime("%F %T", time.gmtime(backup.made_at))
+        click.echo(f"{store.name}: {backup.n_batches} batches, {backup.n_rollouts} rollouts, as of {made} UTC")
         for path in written:
             click.echo(f"written: {path}")
 

@@ -89,8 +89,8 @@ def read_backup(path: Path) -> BackupFile:
                 raise InvalidRequest(f"{path} is a database, but not a backup made by `farm backup`", field="file")
             known = dict(connection.execute(f"SELECT name, value FROM {_MANIFEST}"))  # noqa: S608 - no text of others
             _check_schema(path, connection, known["version"])
-            if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise InvalidRequest(f"{path} is damaged: {found}", field="file")
+            if (status := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise InvalidRequest(f"{path} is damaged: {status}", field="file")
             counts = [connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _COUNTED]  # noqa: S608
             files = dict(connection.execute(f"SELECT name, data FROM {_FILES}"))  # noqa: S608
     except sqlite3.DatabaseError as error:
@@ -113,8 +113,8 @@ def _check_schema(path: Path, connection: sqlite3.Connection, version: str) -> N
     (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone() or ("none",)
     wrong = "" if revision == head() else f"has schema revision {revision}, this farm needs {head()}"
     for table in TABLES:
-        found = {name for _, name, *_ in connection.execute(f'PRAGMA table_info("{table.name}")')}
-        if not wrong and found != {column.name for column in table.columns}:
+        columns = {name for _, name, *_ in connection.execute(f'PRAGMA table_info("{table.name}")')}
+        if not wrong and columns != {column.name for column in table.columns}:
             wrong = f"has a table {table.name} of another form"
     if wrong:
         raise StoreUnavailable(
@@ -228,14 +228,14 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
 
 def _files(secret_key: SecretKey) -> dict[str, bytes]:
     """Return the farm's files that a store restored elsewhere needs to be the same farm, if they exist."""
-    found = {}
-    for name, path in _places(secret_key).items():
+    contents = {}
+    for name, path in _paths(secret_key).items():
         with contextlib.suppress(OSError):
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
-def _places(secret_key: SecretKey) -> Mapping[str, Path]:
+def _paths(secret_key: SecretKey) -> Mapping[str, Path]:
     key = secret_key.file
     return {each.name: each for each in (key, key.with_name(KEY_FILE), key.with_name("image_aliases.json"))}
 
@@ -319,7 +319,7 @@ def _aside(path: Path) -> Path:
 
 def _put_files(secret_key: SecretKey, backup: BackupFile, replace: bool) -> list[Path]:
     written = []
-    for name, path in _places(secret_key).items():
+    for name, path in _paths(secret_key).items():
         if name not in backup.files:
             continue
         text = backup.files[name].decode("utf-8", "replace")

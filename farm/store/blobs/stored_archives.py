@@ -22,8 +22,8 @@ KEPT_S = 86_400.0
 def state(connection: Connection, digest: str) -> tuple[int | None, Sequence[int]]:
     """Return the number of parts of a complete archive, None if it is incomplete, and the numbers of stored parts."""
     n_parts = connection.execute(select(archives.c.n_parts).filter_by(digest=digest)).scalar()
-    there = select(parts.c.number).where(parts.c.digest == digest).order_by(parts.c.number)
-    return n_parts, list(connection.execute(there).scalars())
+    numbers = select(parts.c.number).where(parts.c.digest == digest).order_by(parts.c.number)
+    return n_parts, list(connection.execute(numbers).scalars())
 
 
 def put_part(connection: Connection, digest: str, number: int, data: bytes, n_bytes: int) -> None:
@@ -55,12 +55,12 @@ def keep(connection: Connection, digests: Collection[str]) -> list[str]:
 
     Called in the transaction that writes a batch, so that no sweep removes them in between.
     """
-    there: set[str] = set()
+    stored: set[str] = set()
     wanted = sorted(set(digests))
     for some in chunks(wanted):
         renewed = update(archives).where(archives.c.digest.in_(some)).values(uploaded_at=db_now())
-        there.update(connection.execute(renewed.returning(archives.c.digest)).scalars())
-    return [digest for digest in wanted if digest not in there]
+        stored.update(connection.execute(renewed.returning(archives.c.digest)).scalars())
+    return [digest for digest in wanted if digest not in stored]
 
 
 def drop(connection: Connection, digest: str) -> None:
@@ -76,7 +76,7 @@ def sweep(connection: Connection, kept_s: float = KEPT_S) -> list[str]:
     """
     named = select(instances.c.archive).where(instances.c.archive == archives.c.digest).exists()
     old = delete(archives).where(age_of(archives.c.uploaded_at) > kept_s, ~named).returning(archives.c.digest)
-    gone = list(connection.execute(old).scalars())
+    digests = list(connection.execute(old).scalars())
     whole = select(archives.c.digest).where(archives.c.digest == parts.c.digest).exists()
     connection.execute(delete(parts).where(age_of(parts.c.uploaded_at) > kept_s, ~whole))
-    return gone
+    return digests

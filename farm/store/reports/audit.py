@@ -55,7 +55,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
     def counted(*states: State) -> ColumnElement[int]:
         return func.sum(case((rollouts.c.state.in_(states), 1), else_=0))
 
-    here = and_(
+    same_group = and_(
         rollouts.c.batch_id == instances.c.batch_id,
         rollouts.c.group_index == instances.c.group_index,
     )
@@ -72,7 +72,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
         )
         .select_from(batches)
         .join(instances, instances.c.batch_id == batches.c.batch_id)
-        .outerjoin(rollouts, here)
+        .outerjoin(rollouts, same_group)
         .where(batches.c.batch_id == batch_id)
         .group_by(instances.c.group_index, batches.c.n_samples, batches.c.n_rollouts)
         .order_by(instances.c.group_index)
@@ -180,13 +180,13 @@ def _any(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     return _one_by_one(statement).exists()
 
 
-def _one_by_one(found: Select[Any]) -> Select[Any]:
+def _one_by_one(statement: Select[Any]) -> Select[Any]:
     """Return a query that Postgres runs separately for each row, instead of reading the whole table at once.
 
     Most rows belong to ended rollouts, and the cost of a batch's audit must not grow with them. Only an OFFSET prevents
     the planner from reading them all.
     """
-    return found.offset(0)
+    return statement.offset(0)
 
 
 def _count(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[int]:

@@ -133,8 +133,8 @@ def counted(connection: Connection, batch_id: str, after: int, last: int) -> His
     """Return the histograms of the rollouts of a batch with end numbers in (`after`, `last`]."""
     row = rollouts.c
     columns = (row.rollout_id, row.state, row.outcome, row.reward, row.n_turns, row.n_response_tokens)
-    took = (row.finished_at - row.submitted_at).label("took_s")
-    statement = select(*columns, took, row.policy_outcome, func.coalesce(_scored_before, 0).label("before")).where(
+    duration = (row.finished_at - row.submitted_at).label("took_s")
+    statement = select(*columns, duration, row.policy_outcome, func.coalesce(_scored_before, 0).label("before")).where(
         row.batch_id == batch_id, row.finish_seq > after, row.finish_seq <= last
     )
     histograms: Histograms = {}
@@ -155,11 +155,11 @@ def counted(connection: Connection, batch_id: str, after: int, last: int) -> His
     return histograms
 
 
-def _of(found: Histograms, name: str, label: str = "") -> Counts:
-    return found.setdefault((name, label), Counts(KINDS[name]))
+def _of(histograms: Histograms, name: str, label: str = "") -> Counts:
+    return histograms.setdefault((name, label), Counts(KINDS[name]))
 
 
-def _count_stages(connection: Connection, found: Histograms, which: ColumnElement[bool], before: int) -> None:
+def _count_stages(connection: Connection, histograms: Histograms, which: ColumnElement[bool], before: int) -> None:
     columns = (
         *(attempts.c.stage, attempts.c.result),
         *(attempts.c.queued_at, attempts.c.started_at, attempts.c.finished_at),
@@ -168,19 +168,19 @@ def _count_stages(connection: Connection, found: Histograms, which: ColumnElemen
     for stage, result, queued_at, started_at, finished_at in connection.execute(
         select(*columns).where(*ended)
     ).tuples():
-        _of(found, ATTEMPTS.name, result).count([1.0])
-        _of(found, QUEUED.name, stage).count([max(0.0, started_at - queued_at)])
-        _of(found, WORK.name, stage).count([max(0.0, finished_at - started_at)])
+        _of(histograms, ATTEMPTS.name, result).count([1.0])
+        _of(histograms, QUEUED.name, stage).count([max(0.0, started_at - queued_at)])
+        _of(histograms, WORK.name, stage).count([max(0.0, finished_at - started_at)])
 
 
-def _count_calls(connection: Connection, found: Histograms, which: ColumnElement[bool], before: int) -> None:
+def _count_calls(connection: Connection, histograms: Histograms, which: ColumnElement[bool], before: int) -> None:
     """Count calls in the database, as there are a hundred times as many as rollouts."""
     latency = _calls.c.latency_s
     edges = [(None, CALLS.bounds[0]), *zip(CALLS.bounds, CALLS.bounds[1:], strict=False), (CALLS.bounds[-1], None)]
     counts = [func.sum(case((_between(latency, low, high), 1), else_=0)) for low, high in edges]
     row = connection.execute(select(func.sum(latency), *counts).where(which, _calls.c.attempt > before)).one()
     if row[0] is not None:
-        _of(found, CALLS.name).add([int(n) for n in row[1:]], float(row[0]))
+        _of(histograms, CALLS.name).add([int(n) for n in row[1:]], float(row[0]))
 
 
 def _between(value: ColumnElement[Any], low: float | None, high: float | None) -> ColumnElement[bool]:
@@ -188,7 +188,7 @@ def _between(value: ColumnElement[Any], low: float | None, high: float | None) -
     return and_(*bounds, *([value <= high] if high is not None else []))
 
 
-def add(connection: Connection, batch_id: str, after: int, last: int, found: Histograms) -> bool:
+def add(connection: Connection, batch_id: str, after: int, last: int, histograms: Histograms) -> bool:
     """Add the counts of a batch; False if this was done already, by another process or an earlier try."""
     moved = update(_measured).where(_measured.c.batch_id == batch_id, _measured.c.seq == after).values(seq=last)
     if connection.execute(moved).rowcount == 0:
@@ -204,7 +204,7 @@ def add(connection: Connection, batch_id: str, after: int, last: int, found: His
             return False
     sum_up(connection, batch_id, last)
     known = stored(connection, lock=True)
-    for (name, label), counts in found.items():
+    for (name, label), counts in histograms.items():
         now = known.get((name, label))
         values: dict[str, Any] = {"name": name, "label": label}
         if now is None:
@@ -224,7 +224,7 @@ def stored(connection: Connection, lock: bool = False) -> Histograms:
     return {(row.name, row.label): Counts(KINDS[row.name], list(row.counts), row.total) for row in rows}
 
 
-def complete(found: Mapping[tuple[str, str], Counts]) -> Histograms:
+def complete(stored: Mapping[tuple[str, str], Counts]) -> Histograms:
     """Return the histograms with an empty one for each label value without counts."""
     keys = [(kind.name, value) for kind in KINDS.values() for value in kind.values]
-    return {key: found.get(key) or Counts(KINDS[key[0]]) for key in keys}
+    return {key: stored.get(key) or Counts(KINDS[key[0]]) for key in keys}

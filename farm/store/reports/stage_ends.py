@@ -34,10 +34,10 @@ class StageEnd:
 def stage_ends(connection: Connection, requested: Collection[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
     """Return the ends of the stages that have ended. A stage that never began ends with its attempt."""
     ids = sorted({each.rollout_id for each in requested})
-    found: dict[AttemptStage, StageEnd] = {}
+    ends: dict[AttemptStage, StageEnd] = {}
     for some in chunks(ids):
-        found |= _ends(connection, some, requested)
-    return found
+        ends |= _ends(connection, some, requested)
+    return ends
 
 
 def _ends(

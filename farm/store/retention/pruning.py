@@ -75,8 +75,8 @@ class Pruner:
     ) -> list[PrunedBatch]:
         """Return the batches that would be pruned, oldest first, including half pruned ones."""
         ids = self._store.read(lambda connection: _old(connection, older_s, kept, batch_ids))
-        found = [self._store.read(lambda connection, id=id: _prunable(connection, id, older_s, kept)) for id in ids]  # type: ignore[misc]
-        return [each for each in found if each is not None]
+        batches = [self._store.read(lambda connection, id=id: _prunable(connection, id, older_s, kept)) for id in ids]  # type: ignore[misc]
+        return [each for each in batches if each is not None]
 
     def prune(
         self,

@@ -233,11 +233,11 @@ class SqliteFile:
     def opened(self) -> None:
         """Remember the identity of the file, the first time."""
         if self._known is None:
-            self._known = self._found()
+            self._known = self._file_identity()
 
     def check(self) -> None:
         """Raise StoreGone if the opened file is no longer at its path."""
-        if self._known is None or self._found() == self._known:
+        if self._known is None or self._file_identity() == self._known:
             return
         what = "replaced by another" if self.path.exists() else "removed"
         raise StoreGone(
@@ -245,7 +245,7 @@ class SqliteFile:
             "again"
         )
 
-    def _found(self) -> tuple[int, int] | None:
+    def _file_identity(self) -> tuple[int, int] | None:
         try:
             status = os.stat(self.path)  # noqa: PTH116 - it is called at every statement
         except OSError:

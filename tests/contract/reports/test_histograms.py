@@ -107,7 +107,7 @@ def test_concurrent_counters_add_a_value_once(store: Store) -> None:
     run_to_end(store, f"{batch_id}.0.0")
     assert store.read(histograms.uncounted) == [(batch_id, 0, 1)]
     found = store.read(partial(histograms.counted, batch_id=batch_id, after=0, last=1))
-    add = partial(histograms.add, batch_id=batch_id, after=0, last=1, found=found)
+    add = partial(histograms.add, batch_id=batch_id, after=0, last=1, histograms=found)
     assert [store.write(add), store.write(add)] == [True, False]
     assert store.read(histograms.uncounted) == []
     assert sum(store.read(histograms.stored)["farm_reward", ""].counts) == 1

@@ -151,7 +151,7 @@ def test_concurrent_rescore_and_sum_keep_counts_correct(store: Store, first: str
         assert go.wait(30)
 
     found = store.read(partial(histograms.counted, batch_id=batch_id, after=0, last=1))
-    add = partial(histograms.add, batch_id=batch_id, after=0, last=1, found=found)
+    add = partial(histograms.add, batch_id=batch_id, after=0, last=1, histograms=found)
     again = partial(rescore, store, batch_id)
 
     def rescoring(connection: Connection) -> object:
