@@ -103,9 +103,9 @@ class FarmCollector(Collector):
 
 def registry(store: Store, node_timeout_s: float) -> CollectorRegistry:
     """Return a registry with the farm's metrics, for `prometheus_client` to serve or print."""
-    made = CollectorRegistry(auto_describe=False)
-    made.register(FarmCollector(store, node_timeout_s))
-    return made
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(FarmCollector(store, node_timeout_s))
+    return registry
 
 
 def _family(name: str, what: str, labels: Sequence[str], rows: Sequence[Any]) -> GaugeMetricFamily:
@@ -165,8 +165,8 @@ def _engines(connection: Connection) -> Sequence[Any]:
 
 
 def _expired(connection: Connection) -> Sequence[Any]:
-    late = (_live, rollouts.c.state == State.ACTIVE.value, rollouts.c.lease_expires_at < db_now())
-    return connection.execute(select(func.count(literal(1))).where(*late)).all()
+    expired = (_live, rollouts.c.state == State.ACTIVE.value, rollouts.c.lease_expires_at < db_now())
+    return connection.execute(select(func.count(literal(1))).where(*expired)).all()
 
 
 def _silent(connection: Connection) -> Sequence[Any]:
@@ -182,14 +182,14 @@ def _queue_age(connection: Connection) -> Sequence[Any]:
 
 def server(listener: socket.socket, numbers: CollectorRegistry, key: str) -> WSGIServer:
     """Return a server of the metrics on a listening socket; the caller runs its `serve_forever`."""
-    made = _Server(listener.getsockname()[:2], _Request, bind_and_activate=False)
-    made.socket.close()
-    made.socket = listener
-    made.server_name, made.server_port = listener.getsockname()[:2]
-    made.setup_environ()
-    made.server_activate()
-    made.set_app(_guarded(make_wsgi_app(numbers), f"Bearer {key}"))
-    return made
+    server = _Server(listener.getsockname()[:2], _Request, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.server_name, server.server_port = listener.getsockname()[:2]
+    server.setup_environ()
+    server.server_activate()
+    server.set_app(_guarded(make_wsgi_app(numbers), f"Bearer {key}"))
+    return server
 
 
 def _guarded(app: WSGIApplication, expected: str) -> WSGIApplication:

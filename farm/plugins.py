@@ -42,8 +42,8 @@ def load(group: str, name: str) -> Any:
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        again = "if it was installed after this process started, restart the node"
-        raise NotFound(f"the {group} plug-in {name!r} cannot be imported here: {error}; {again}") from error
+        hint = "if it was installed after this process started, restart the node"
+        raise NotFound(f"the {group} plug-in {name!r} cannot be imported here: {error}; {hint}") from error
 
 
 def follows(plugin: object, protocol: Callable[..., P]) -> TypeGuard[P]:

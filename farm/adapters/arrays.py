@@ -92,11 +92,11 @@ class Arrays:
         groups = self.group_ids[first]
         advantages = np.full(len(first), np.nan)
         for group in np.unique(groups):
-            mine = groups == group
-            scored = of_rollouts[mine & ~np.isnan(of_rollouts)]
+            in_group = groups == group
+            scored = of_rollouts[in_group & ~np.isnan(of_rollouts)]
             if len(scored):
                 scale = scored.std() + epsilon if scaled else 1.0
-                advantages[mine] = (of_rollouts[mine] - scored.mean()) / scale
+                advantages[in_group] = (of_rollouts[in_group] - scored.mean()) / scale
         return advantages[np.searchsorted(self.rollout_index[first], self.rollout_index)].astype(np.float32)
 
     def as_torch(self) -> dict[str, Any]:

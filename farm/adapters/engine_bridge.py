@@ -158,8 +158,8 @@ class EngineBridge:
 
     async def _answer(self, scope: Mapping[str, Any], receive: Any) -> _Answer | None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        if not secrets.compare_digest(given.encode(), self._key.encode()):
+        key = headers.get("authorization", "").removeprefix("Bearer ")
+        if not secrets.compare_digest(key.encode(), self._key.encode()):
             return _failed(401, "this is not the key of the trainer's engine")
         route = scope["method"], scope["path"]
         if route == ("POST", GENERATE):

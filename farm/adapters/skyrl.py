@@ -150,8 +150,8 @@ class FarmGenerator:
         )
         self._run = TrainerRun(self.client, self.run, settings, self.timeout_s)
         self._engines = OwnEngines(self._run, self.bridge_host)
-        given = self.own_engines and self.inference_engine_client is not None
-        if given and not self._run.names_engines:
+        uses_bridge = self.own_engines and self.inference_engine_client is not None
+        if uses_bridge and not self._run.names_engines:
             tokenizer = str(getattr(self.tokenizer, "name_or_path", ""))
             self._engines.bridge = _bridge_of(self.inference_engine_client, tokenizer)
 
@@ -327,8 +327,8 @@ def _empty() -> dict[str, Any]:
 def _of_tokens(segment: Segment, reward: float, scored: bool) -> list[float]:
     """Return a reward for each token: a turn's reward at its last one, and the remaining reward at the end."""
     values = [0.0] * len(segment.response_ids)
-    for position, given in segment.turn_rewards if scored else ():
-        values[max(position, 0)] += given
+    for position, turn_reward in segment.turn_rewards if scored else ():
+        values[max(position, 0)] += turn_reward
     values[-1] += reward - sum(values)
     return values
 

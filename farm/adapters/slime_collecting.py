@@ -187,14 +187,14 @@ def collecting_options(args: Any, options: Mapping[str, Any]) -> CollectingOptio
     """Return slime's options as those of the collector; only slime's own rule drops groups with equal rewards."""
     size, over = args.rollout_batch_size, getattr(args, "over_sampling_batch_size", None)
     # slime sets it to the size of a batch if nothing is over-sampled
-    theirs = {
+    fields = {
         "train_batch_size": size,
         "max_inflight_groups": None if over == size else over,
         "filter_groups": "keep",
     }
-    if twice := [name for name in theirs if name in options and name != "filter_groups"]:
-        raise InvalidRequest("slime's own options set it", field=twice[0])
-    return CollectingOptions(**{**theirs, **options})
+    if repeated := [name for name in fields if name in options and name != "filter_groups"]:
+        raise InvalidRequest("slime's own options set it", field=repeated[0])
+    return CollectingOptions(**{**fields, **options})
 
 
 def metrics_of(step: CollectedStep) -> dict[str, float]:

@@ -53,18 +53,18 @@ class TrainerSampling:
 
         Raises InvalidRequest naming a parameter that the farm lacks.
         """
-        ours: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, value in values.items():
             known = _ALIASES.get(name, name)
             if value is None or name in self.ignored or name in _FORM:
                 continue
             if known in SamplingParams.model_fields:
-                ours[known] = _ours(known, value)
+                fields[known] = _ours(known, value)
             elif value not in (_NEUTRAL.get(name, _ABSENT), [], {}):
                 raise InvalidRequest(
                     f"the farm has no such parameter (it is {value!r}): {self.remedy}", field=f"{self.where}.{name}"
                 )
-        return ours
+        return fields
 
     def params(self, values: Mapping[str, Any]) -> SamplingParams:
         """Return the values as SamplingParams. Raises InvalidRequest for invalid values and unknown parameters."""
@@ -96,8 +96,8 @@ def limits_of(settings: Mapping[str, Any], **of_trainer: int | None) -> Limits:
 
     None is a limit that the trainer does not set. Raises InvalidRequest.
     """
-    given = settings.get("limits") or {}
-    own = given.model_dump(exclude_unset=True) if isinstance(given, Limits) else dict(given)
+    limits = settings.get("limits") or {}
+    own = limits.model_dump(exclude_unset=True) if isinstance(limits, Limits) else dict(limits)
     try:
         return Limits(**{name: value for name, value in of_trainer.items() if value is not None} | own)
     except ValidationError as error:

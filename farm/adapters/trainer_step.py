@@ -250,18 +250,18 @@ class TrainerRun:
         Rollouts submitted by an earlier trainer of this run continue on these. Raises Forbidden if the client's key may
         not add engines.
         """
-        given = {normal_url(server.url): server for server in servers}
+        by_url = {normal_url(server.url): server for server in servers}
         with self._lock:
             listed = {state.engine.url: state.engine for state in self.client.engines()}
             for url, engine in listed.items():
-                if engine.model == self.model and url not in given:
+                if engine.model == self.model and url not in by_url:
                     self._remove(url)
-            for url, server in given.items():
-                known = url in listed and listed[url].model == self.model
+            for url, server in by_url.items():
+                is_listed = url in listed and listed[url].model == self.model
                 # the address may have been another bridge's, with another key
-                if not known or (server.key != "none" and self._servers.get(url) != server):
+                if not is_listed or (server.key != "none" and self._servers.get(url) != server):
                     self.client.add_engine(url, self.model, server.key, server.tokenizer)
-            self._servers = given
+            self._servers = by_url
             self.settings = {**self.settings, "model": self.model}
 
     def remove_servers(self) -> None:

@@ -253,6 +253,6 @@ def scored_only(reward_func: RewardFunc) -> Callable[..., list[float | None]]:
     @functools.wraps(reward_func)
     def scored(*args: Any, farm_reward: list[float | None], **rest: Any) -> list[float | None]:
         rewards = reward_func(*args, farm_reward=farm_reward, **rest)
-        return [None if ours is None else theirs for ours, theirs in zip(farm_reward, rewards, strict=True)]
+        return [None if before is None else after for before, after in zip(farm_reward, rewards, strict=True)]
 
     return scored

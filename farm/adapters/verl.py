@@ -157,7 +157,7 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
         "num_turns": 2 * rollout.n_turns,
         "metrics": {},
         "extra_fields": {
-            "turn_scores": [given for _, given in segment.turn_rewards],
+            "turn_scores": [turn_reward for _, turn_reward in segment.turn_rewards],
             "tool_rewards": [],
             "min_global_steps": None if oldest == NO_VERSION else oldest,
             "max_global_steps": None if newest == NO_VERSION else newest,

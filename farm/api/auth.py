@@ -150,8 +150,8 @@ class KeyMiddleware:
             await self._refuse(_NO_KEY, {"www-authenticate": "Bearer", "connection": "close"})(scope, receive, send)
         elif wait_s:
             fast = f"key {caller.name!r} sends more requests per second than its quota: wait {wait_s:.2f} s"
-            again = {"retry-after": str(max(1, round(wait_s)))}
-            await self._refuse(ProblemDetails(429, "Overloaded", fast), again)(scope, receive, send)
+            retry_after = {"retry-after": str(max(1, round(wait_s)))}
+            await self._refuse(ProblemDetails(429, "Overloaded", fast), retry_after)(scope, receive, send)
         else:
             KEY_CHECK.set(partial(self._keys.check, key))
             with acting_for(caller):

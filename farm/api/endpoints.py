@@ -437,8 +437,8 @@ class Endpoints:
                 ends = "this API process ends and may have executed the request: send it again"
                 return self.refuse(problem_of(FarmUnreachable(ends)), {"retry-after": "1"})
             except Exception as error:
-                again = {"retry-after": "1"} if isinstance(error, ServiceError) else None
-                return self.refuse(problem_of(error), again)
+                retry_after = {"retry-after": "1"} if isinstance(error, ServiceError) else None
+                return self.refuse(problem_of(error), retry_after)
 
         return endpoint
 

@@ -143,10 +143,10 @@ async def await_batch(
     if not is_open:
         return
     if asyncio.get_running_loop().time() < deadline:
-        ends = f"this API ends, and batch {batch_id} continues: send the same request again"
-        raise RequestRejected(ProblemDetails(503, "ServiceError", ends))
-    late = f"Processing timed out: batch {batch_id} continues; send the same request again, or cancel it"
-    raise RequestRejected(ProblemDetails(504, "ServiceError", late))
+        closing = f"this API ends, and batch {batch_id} continues: send the same request again"
+        raise RequestRejected(ProblemDetails(503, "ServiceError", closing))
+    message = f"Processing timed out: batch {batch_id} continues; send the same request again, or cancel it"
+    raise RequestRejected(ProblemDetails(504, "ServiceError", message))
 
 
 class KeptState:

@@ -196,8 +196,8 @@ def _clock(url: str) -> CheckResult:
         store = Store(url, _WAIT_TIMEOUT_S)
         try:
             before = time.time()
-            theirs = store.read(lambda connection: connection.execute(select(db_now())).scalar_one())
-            off_s = theirs - (before + time.time()) / 2
+            store_time = store.read(lambda connection: connection.execute(select(db_now())).scalar_one())
+            off_s = store_time - (before + time.time()) / 2
         finally:
             store.close()
     except Exception as error:

@@ -77,8 +77,8 @@ def eval(
     if form is None:
         problems = request_files.read_problems(file)
     else:
-        given, fields = request_files.for_rows(form, fields)
-        problems, counted = request_files.read_rows_as(file, form, (), "", None, given)
+        columns, fields = request_files.for_rows(form, fields)
+        problems, counted = request_files.read_rows_as(file, form, (), "", None, columns)
         click.echo(counted, err=True)
     request_files.set_fields(request, fields)
     request |= {"n_samples": n_samples} | ({} if model is None else {"model": model})
@@ -96,7 +96,7 @@ def eval(
             raise InvalidRequest.of(complaints) from error
         except UnknownHandler as error:
             raise UnknownHandler(problems.placed(str(error))) from error
-        known = None if other is None else _other(farm, other, solved_at)
+        other_report = None if other is None else _other(farm, other, solved_at)
         display.watch(farm, batch_id, progress, timeout_s=timeout_s)
         shown = str(batch_request.idempotency_key).removeprefix("eval:")
         rollouts = farm.rollouts(batch_id)
@@ -109,7 +109,7 @@ def eval(
             model=batch_request.model,
             solved_at=solved_at,
         )
-    comparison = None if known is None else compare(report, known)
+    comparison = None if other_report is None else compare(report, other_report)
     values = report.as_json() | ({} if comparison is None else {"comparison": comparison.as_json()})
     if output is not None:
         with replaced(output) as written:

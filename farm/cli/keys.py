@@ -72,8 +72,8 @@ def _table(known: Sequence[ApiKey]) -> Table:
         table.add_column(column, overflow="fold")
     for key in known:
         quotas = ["-" if most is None else f"{most:g}" for most in (key.max_open, key.max_engines, key.max_rate)]
-        made = time.strftime("%Y-%m-%d", time.localtime(key.created_at))
-        table.add_row(key.name, " ".join(scope.value for scope in key.scopes), *quotas, escape(key.created_by), made)
+        created = time.strftime("%Y-%m-%d", time.localtime(key.created_at))
+        table.add_row(key.name, " ".join(scope.value for scope in key.scopes), *quotas, escape(key.created_by), created)
     return table
 
 

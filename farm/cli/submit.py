@@ -114,8 +114,8 @@ def submit(
         elif file.is_dir():
             raise click.UsageError(f"{file} is a folder of tasks, which have one format: leave --as out")
         else:
-            given, fields = request_files.for_rows(form, fields)
-            problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate, given)
+            columns, fields = request_files.for_rows(form, fields)
+            problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate, columns)
             click.echo(counted, err=True)
         request["instances"] = problems.instances
     elif "instances" not in request:

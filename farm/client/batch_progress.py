@@ -68,24 +68,24 @@ def follow(
     status = farm.status(batch_id)
     n_before, started, look_at = status.n_finished, time.monotonic(), 0.0
     lines: Sequence[str] = ()
-    away = ""
+    trouble = ""
     while not is_stopped():
         now = time.monotonic()
         try:
             status = farm.status(batch_id)
             if now >= look_at and not status.done:
                 lines, look_at = status.warnings if remarks is None else remarks(), now + _PERIOD_S
-            away = ""
+            trouble = ""
         except (FarmUnreachable, StoreUnavailable) as error:
-            away = f"the farm does not answer; retrying: {error}"
+            trouble = f"the farm does not answer; retrying: {error}"
         # an ended batch waits for nothing
-        shown = [away] if away else [] if status.done else lines
+        shown = [trouble] if trouble else [] if status.done else lines
         yield WatchedBatch(status, n_before, now - started, tuple(shown))
-        if status.done and not away:
+        if status.done and not trouble:
             return
         if timeout_s is not None and now - started > timeout_s:
             raise TimeoutError(f"batch {batch_id} has not ended after {timeout_s:g} s: {_ended(status)}")
-        if away:
+        if trouble:
             time.sleep(_PAUSE_S)
             continue
         with contextlib.suppress(TimeoutError, FarmUnreachable, StoreUnavailable):

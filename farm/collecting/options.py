@@ -106,8 +106,8 @@ class CollectingOptions:
             if (value := getattr(self, name)) is not None and value > n_samples:
                 raise InvalidRequest(f"{value}, but a group has n_samples={n_samples}", field=name)
         if self.filter_groups == "drop" and least < 2:
-            given = "early_stop_samples" if self.min_samples is None else "min_samples"
-            name = "n_samples" if n_samples < 2 else given
+            option = "early_stop_samples" if self.min_samples is None else "min_samples"
+            name = "n_samples" if n_samples < 2 else option
             raise InvalidRequest("one sample has no variance: set 2 or more, or filter_groups='keep'", field=name)
         return least
 

@@ -208,8 +208,8 @@ class EvaluationReport:
             )
             for each in stored.instances
         ]
-        if twice := [key for key, n in Counter(each.key for each in instances).items() if n > 1]:
-            raise InvalidRequest(f"it has the instance {' '.join(twice[0])} twice", field=field)
+        if repeated := [key for key, n in Counter(each.key for each in instances).items() if n > 1]:
+            raise InvalidRequest(f"it has the instance {' '.join(repeated[0])} twice", field=field)
         named = (stored.name, stored.batch_id, stored.model)
         k, solved_at = stored.n_samples, stored.solved_at
         rest = (stored.n_rollouts, (stored.versions[0], stored.versions[1]))
@@ -299,11 +299,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     """Return the mean of values, one for each instance, with its 95 % percentile bootstrap interval; None for none."""
     if not values:
         return None
-    given = np.asarray(values, np.float64)
-    means = _resampled_means(given)
+    array = np.asarray(values, np.float64)
+    means = _resampled_means(array)
     tail = (1.0 - CONFIDENCE) / 2
     low, high = np.quantile(means, [tail, 1.0 - tail])
-    return Estimate(float(given.mean()), float(low), float(high), len(given))
+    return Estimate(float(array.mean()), float(low), float(high), len(array))
 
 
 def _resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -374,8 +374,10 @@ Pair = tuple[InstanceScores, InstanceScores]
 
 def compare(this: EvaluationReport, other: EvaluationReport) -> Comparison:
     """Compare two evaluations by their common instances. Raises InvalidRequest if there is none."""
-    mine, theirs = ({each.key: each for each in report.instances if each.rewards} for report in (this, other))
-    pairs = [(scores, theirs[key]) for key, scores in mine.items() if key in theirs]
+    own_scores, other_scores = (
+        {each.key: each for each in report.instances if each.rewards} for report in (this, other)
+    )
+    pairs = [(scores, other_scores[key]) for key, scores in own_scores.items() if key in other_scores]
     if not pairs:
         raise InvalidRequest(f"{this.name} and {other.name} have no scored instance in common", field="compare")
     if this.solved_at != other.solved_at:
@@ -400,8 +402,8 @@ def compare(this: EvaluationReport, other: EvaluationReport) -> Comparison:
             )
             for source, some in rows.items()
         },
-        only_here=[" ".join(key) for key in mine if key not in theirs],
-        only_there=[" ".join(key) for key in theirs if key not in mine],
+        only_here=[" ".join(key) for key in own_scores if key not in other_scores],
+        only_there=[" ".join(key) for key in other_scores if key not in own_scores],
     )
 
 

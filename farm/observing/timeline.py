@@ -83,10 +83,10 @@ def call_spans(rollout: Rollout, calls: Sequence[ModelCall]) -> list[Span]:
 
 def _tools(message: Message) -> list[str]:
     """Return the names of the tools that a message calls; `?` for a malformed call."""
-    made = message.get("tool_calls") or ()
+    calls = message.get("tool_calls") or ()
     functions = [
         each.get("function") if isinstance(each, dict) else None
-        for each in (made if isinstance(made, list | tuple) else (made,))
+        for each in (calls if isinstance(calls, list | tuple) else (calls,))
     ]
     return [str(each.get("name", "?")) if isinstance(each, dict) else "?" for each in functions]
 
@@ -173,8 +173,8 @@ class TraceExporter:
         message = rollout.failure.message if failed and rollout.failure else ""
         yield self._span(rollout, "rollout", (), None, (0.0, end_s), whole, message or None if failed else None)
         for attempt in dict.fromkeys(each.attempt for each in timings):
-            mine = [each for each in timings if each.attempt == attempt]
-            stages = stage_spans(rollout, mine, rollout.submitted_at + end_s)
+            own_timings = [each for each in timings if each.attempt == attempt]
+            stages = stage_spans(rollout, own_timings, rollout.submitted_at + end_s)
             bounds = (
                 (min(each.start_s for each in stages), max(each.end_s for each in stages)) if stages else (0.0, 0.0)
             )

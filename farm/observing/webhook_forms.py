@@ -19,10 +19,10 @@ def body_of(store: Store, message: Outgoing) -> Mapping[str, Any] | None:
         return {"event": ALARM, "alarm": message.subject, "at": message.created_at}
     form = load("farm.webhook_forms", message.form)
     try:
-        made: Mapping[str, Any] = form(store, message.subject)
+        body: Mapping[str, Any] = form(store, message.subject)
     except NotFound:
         return None
-    return made
+    return body
 
 
 def batch_ended(store: Store, batch_id: str) -> Mapping[str, Any]:

@@ -30,13 +30,13 @@ def check(rows: Sequence[Segment], calls: Sequence[ModelCall], *, whole: bool = 
         if wrong := _wrong(row):
             raise ValueError(f"training row {index}: {wrong}")
     exact = [_Print.of_call(call) for call in calls if call.token_exact]
-    made = [_Print.of_row(row) for row in rows]
+    prints = [_Print.of_row(row) for row in rows]
     if not whole:
-        _check_among(exact, made)
+        _check_among(exact, prints)
         return
-    _check_tokens(_sorted(exact), _sorted(made))
+    _check_tokens(_sorted(exact), _sorted(prints))
     starts, ends = {each.start for each in exact}, {each.end for each in exact}
-    for index, each in enumerate(made):
+    for index, each in enumerate(prints):
         if each.start not in starts:
             raise ValueError(f"training row {index}: its prompt is not the prompt of any call")
         if each.end not in ends:
@@ -54,13 +54,13 @@ def _check_tokens(sampled: NDArray[np.void], trained: NDArray[np.void]) -> None:
         )
 
 
-def _check_among(sampled: Sequence[_Print], made: Sequence[_Print]) -> None:
-    known = Counter(token.tobytes() for each in sampled for token in each.tokens)
-    for index, row in enumerate(made):
+def _check_among(sampled: Sequence[_Print], prints: Sequence[_Print]) -> None:
+    sampled_counts = Counter(token.tobytes() for each in sampled for token in each.tokens)
+    for index, row in enumerate(prints):
         for token in row.tokens:
-            if not known[token.tobytes()]:
+            if not sampled_counts[token.tobytes()]:
                 raise ValueError(f"training row {index} holds a token that was not sampled there, or more than once")
-            known[token.tobytes()] -= 1
+            sampled_counts[token.tobytes()] -= 1
 
 
 def _wrong(row: Segment) -> str:

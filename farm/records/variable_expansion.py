@@ -41,5 +41,5 @@ def _whole(value: str, secrets: Mapping[str, str]) -> str:
 
 
 def _value(match: re.Match[str], secrets: Mapping[str, str]) -> str:
-    given = secrets.get(match[1], "")
-    return match[3] if match[3] is not None and not given else given
+    secret = secrets.get(match[1], "")
+    return match[3] if match[3] is not None and not secret else secret

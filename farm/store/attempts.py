@@ -78,8 +78,8 @@ def end_attempt(
         return None
     group = QuarantineGroup(held.batch_id, held.group_index, budgets["quarantine_after"], budgets["max_attempts"])
     suspicion = group.suspicion(connection, held, failure, retry_settings.node_timeout_s)
-    again, counted, spent = _counted(budgets, decision.budget)
-    if suspicion is None and again:
+    has_left, counted, spent = _counted(budgets, decision.budget)
+    if suspicion is None and has_left:
         n = next(iter(counted.values()), 0)
         wait_s = pause_s(decision.budget, n, retry_settings.retry_s)
         requeued = transitions.requeue(connection, held, failure, counted | {"ready_at": db_now() + wait_s})
@@ -112,8 +112,8 @@ def _counted(budgets: Mapping[str, int], budget: Budget) -> tuple[bool, dict[str
         return is_left(budget, 0, 0), {}, ""
     counter, bound, words = _SPENT[budget]
     n, most = budgets[counter] + 1, budgets[bound]
-    again = is_left(budget, n, most)
-    return again, {counter: n}, "" if again or most == 1 else words.format(n=n, most=most)
+    has_left = is_left(budget, n, most)
+    return has_left, {counter: n}, "" if has_left or most == 1 else words.format(n=n, most=most)
 
 
 @dataclass(frozen=True, slots=True)

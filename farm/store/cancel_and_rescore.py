@@ -75,7 +75,7 @@ def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[
         rollouts.c.stage == Stage.EVAL.value,
         rollouts.c.submission.is_not(None),
     )
-    again: list[str] = []
+    requeued: list[str] = []
     lock_batches(connection, [target.batch_id])
     check_kept(connection, target.batch_id)
     for some in _parts(rollout_ids):
@@ -103,10 +103,10 @@ def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[
             )
             .returning(rollouts.c.group_index, rollouts.c.sample_index, rollouts.c.rollout_id)
         )
-        again += [rollout_id for _, _, rollout_id in sorted(connection.execute(queued).tuples())]
-    if again:
+        requeued += [rollout_id for _, _, rollout_id in sorted(connection.execute(queued).tuples())]
+    if requeued:
         forget(connection, target.batch_id)
-    return again
+    return requeued
 
 
 def _parts(rollout_ids: Collection[str] | None) -> Iterator[Some]:

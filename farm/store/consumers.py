@@ -38,20 +38,20 @@ def acknowledge(connection: Connection, batch_id: str, consumer: str, cursor: in
         raise NotFound(f"there is no batch {batch_id}")
     if not 0 <= cursor <= last:
         raise InvalidRequest(f"{cursor} was never assigned as a cursor; batch {batch_id} is at {last}", field="cursor")
-    mine = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
-    known = connection.execute(select(deliveries.c.cursor).where(*mine)).scalar_one_or_none()
-    if known is None:
+    own = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
+    earlier = connection.execute(select(deliveries.c.cursor).where(*own)).scalar_one_or_none()
+    if earlier is None:
         row = {"batch_id": batch_id, "consumer": consumer, "cursor": cursor}
         connection.execute(insert(deliveries).values(acknowledged_at=db_now(), **row))
-    elif known < cursor:
-        connection.execute(update(deliveries).where(*mine).values(cursor=cursor, acknowledged_at=db_now()))
-    return max(cursor, known or 0)
+    elif earlier < cursor:
+        connection.execute(update(deliveries).where(*own).values(cursor=cursor, acknowledged_at=db_now()))
+    return max(cursor, earlier or 0)
 
 
 def acknowledged(connection: Connection, batch_id: str, consumer: str) -> int:
     """Return the cursor of a consumer; 0 if it has acknowledged nothing."""
-    mine = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
-    return connection.execute(select(deliveries.c.cursor).where(*mine)).scalar_one_or_none() or 0
+    own = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
+    return connection.execute(select(deliveries.c.cursor).where(*own)).scalar_one_or_none() or 0
 
 
 def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Instance]:

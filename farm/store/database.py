@@ -100,21 +100,21 @@ class StallMonitor:
             time.sleep(_PERIOD_S)
             now = time.monotonic()
             with self._lock:
-                late = [use for use in self._uses if now >= use.look_at]
+                overdue = [use for use in self._uses if now >= use.look_at]
                 if self._uses:
                     idle_until = now + 60.0
                 elif now > idle_until:
                     self._thread = None
                     return
-            if late:
-                self._look_at(late)
+            if overdue:
+                self._look_at(overdue)
 
-    def _look_at(self, late: list[_WatchedConnection]) -> None:
+    def _look_at(self, overdue: list[_WatchedConnection]) -> None:
         if self._answers():
-            for use in late:
+            for use in overdue:
                 use.look_at = time.monotonic() + use.limit_s
             return
-        for use in late:
+        for use in overdue:
             with self._lock:
                 # a use that has ended since may have passed its connection to another
                 if use in self._uses:

@@ -40,10 +40,10 @@ def acquire_leadership(connection: Connection, role: str, owner: str, lease_s: f
     It waits for no lock: if another process is taking the lease at this moment, this one does not get it.
     """
     free = due(leaders.c.expires_at, 2 * lease_s)
-    mine = select(leaders.c.role).where(leaders.c.role == role, (leaders.c.owner == owner) | free)
+    available = select(leaders.c.role).where(leaders.c.role == role, (leaders.c.owner == owner) | free)
     taken = (
         update(leaders)
-        .where(leaders.c.role.in_(mine.with_for_update(skip_locked=True, key_share=True)))
+        .where(leaders.c.role.in_(available.with_for_update(skip_locked=True, key_share=True)))
         .values(owner=owner, expires_at=db_now() + lease_s)
     )
     if connection.execute(taken).rowcount:

@@ -92,8 +92,8 @@ def _over(now: float | None, longest_s: float) -> ColumnElement[bool]:
 
 def is_expired(connection: Connection, held: Claim, now: float | None = None, longest_s: float = math.inf) -> bool:
     """Return whether the lease of a claim is still expired: its worker may have been slow, not dead."""
-    late = select(rollouts.c.rollout_id).where(*held_by_worker, _over(now, longest_s))
-    return connection.execute(late, lease_params(held)).first() is not None
+    expired = select(rollouts.c.rollout_id).where(*held_by_worker, _over(now, longest_s))
+    return connection.execute(expired, lease_params(held)).first() is not None
 
 
 def expire_owner(connection: Connection, owner: str) -> int:

@@ -181,8 +181,8 @@ def set_paused(
 
 def hold(connection: Connection, by: str, urls: Collection[str] | None) -> None:
     """Record a heartbeat of the client that paused these servers for new weights."""
-    mine = update(engines).where(engines.c.paused != "", engines.c.paused_by == by, _among(urls))
-    connection.execute(mine.values(held_at=db_now()))
+    paused = update(engines).where(engines.c.paused != "", engines.c.paused_by == by, _among(urls))
+    connection.execute(paused.values(held_at=db_now()))
 
 
 def set_version(connection: Connection, version: str, urls: Collection[str] | None, path: str = "") -> None:
@@ -229,8 +229,8 @@ def _among(urls: Collection[str] | None) -> Any:
 def report(connection: Connection, owner: str, uses: Mapping[str, EngineUse]) -> None:
     """Record a process's use of the engines, by URL, and its heartbeat."""
     packed = {url: [use.n_orders, use.n_calls, use.n_tokens] for url, use in uses.items()}
-    mine = update(users).where(users.c.owner == owner).values(uses=packed, heartbeat_at=db_now())
-    if not connection.execute(mine).rowcount:
+    statement = update(users).where(users.c.owner == owner).values(uses=packed, heartbeat_at=db_now())
+    if not connection.execute(statement).rowcount:
         connection.execute(insert(users).values(owner=owner, uses=packed, heartbeat_at=db_now()))
 
 

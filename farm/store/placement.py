@@ -244,17 +244,19 @@ def _statement_of_late() -> Select[str, int, str, str, int]:
         .subquery()
     )
     number = func.row_number().over(partition_by=(rollouts.c.node, rollouts.c.stage), order_by=rollouts.c.resend_at)
-    late = select(rollouts, number.label("number")).where(*queued, due(rollouts.c.resend_at, MAX_PAUSE_S)).subquery()
+    unstarted = (
+        select(rollouts, number.label("number")).where(*queued, due(rollouts.c.resend_at, MAX_PAUSE_S)).subquery()
+    )
     slots = case(
-        (late.c.stage == Stage.INIT.value, nodes.c.init_slots),
-        (late.c.stage == Stage.RUN.value, nodes.c.run_slots),
+        (unstarted.c.stage == Stage.INIT.value, nodes.c.init_slots),
+        (unstarted.c.stage == Stage.RUN.value, nodes.c.run_slots),
         else_=nodes.c.eval_slots,
     )
     return (
-        select(late.c.rollout_id, late.c.attempt, late.c.stage, late.c.node, late.c.n_sends)
-        .join(nodes, nodes.c.node == late.c.node)
-        .outerjoin(busy, (busy.c.node == late.c.node) & (busy.c.stage == late.c.stage))
-        .where(late.c.number <= slots - func.coalesce(busy.c.n, 0))
+        select(unstarted.c.rollout_id, unstarted.c.attempt, unstarted.c.stage, unstarted.c.node, unstarted.c.n_sends)
+        .join(nodes, nodes.c.node == unstarted.c.node)
+        .outerjoin(busy, (busy.c.node == unstarted.c.node) & (busy.c.stage == unstarted.c.stage))
+        .where(unstarted.c.number <= slots - func.coalesce(busy.c.n, 0))
     )
 
 
@@ -380,7 +382,7 @@ def ended_or_requeued(connection: Connection, rollout_ids: Collection[str]) -> s
         .exists()
     )
     waited = (attempts.c.stage == Stage.INIT.value) & (attempts.c.result == "advanced") & never_run
-    away: set[tuple[str, int]] = set()
+    ended: set[tuple[str, int]] = set()
     for some in chunks(sorted(rollout_ids)):
         statement = (
             select(attempts.c.rollout_id, attempts.c.attempt)
@@ -391,5 +393,5 @@ def ended_or_requeued(connection: Connection, rollout_ids: Collection[str]) -> s
                 rollouts.c.finish_seq.is_not(None) | waited,
             )
         )
-        away.update((row.rollout_id, row.attempt) for row in connection.execute(statement))
-    return away
+        ended.update((row.rollout_id, row.attempt) for row in connection.execute(statement))
+    return ended

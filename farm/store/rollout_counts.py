@@ -120,8 +120,8 @@ def sum_up(connection: Connection, batch_id: str, last: int) -> None:
         for each in connection.execute(lately.group_by(*_GROUP))
     ]
     for stage, state, kind, *numbers in (*known, *added):
-        mine = sums[stage, state, kind]
-        mine[:] = (a + b for a, b in zip(mine, numbers, strict=True))
+        total = sums[stage, state, kind]
+        total[:] = (a + b for a, b in zip(total, numbers, strict=True))
     ended = [[*key, *numbers] for key, numbers in sums.items()]
     connection.execute(update(_measured).where(where).values(ended_seq=last, ended=ended))
 

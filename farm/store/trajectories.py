@@ -144,9 +144,15 @@ def record_call(connection: Connection, row: dict[str, Any], experts: CallExpert
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
     """Return the model calls of an attempt, by default of the last with any, in order. Raises Pruned."""
-    mine = model_calls.c.rollout_id == rollout_id
-    which = select(func.max(model_calls.c.attempt)).where(mine).scalar_subquery() if attempt is None else attempt
-    statement = select(model_calls).where(mine, model_calls.c.attempt == which).order_by(model_calls.c.call_index)
+    of_rollout = model_calls.c.rollout_id == rollout_id
+    chosen_attempt = (
+        select(func.max(model_calls.c.attempt)).where(of_rollout).scalar_subquery() if attempt is None else attempt
+    )
+    statement = (
+        select(model_calls)
+        .where(of_rollout, model_calls.c.attempt == chosen_attempt)
+        .order_by(model_calls.c.call_index)
+    )
     recorded = _in_full(connection.execute(statement))
     if not recorded:
         check_kept(connection, RolloutRef.of(rollout_id).batch_id)

@@ -278,10 +278,10 @@ class TaskConfig(_Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_old_name(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "version" in given:
-            given = {"schema_version": given["version"], **given}
-        return given
+    def _of_old_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "version" in values:
+            values = {"schema_version": values["version"], **values}
+        return values
 
     @field_validator("steps")
     @classmethod

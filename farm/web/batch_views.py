@@ -139,14 +139,14 @@ def figures(numbers: Sequence[EndedNumbers], n_samples: int, newest_version: str
 def _source(name: str, rows: Sequence[EndedNumbers]) -> SourceFigures:
     scored = [each.reward for each in rows if each.reward is not None]
     with_turns = [each for each in rows if each.n_turns]
-    made = (
+    histograms = (
         histogram("reward", scored),
         histogram("turns", [float(each.n_turns) for each in with_turns]),
         histogram("sampled tokens", [float(each.n_tokens) for each in with_turns]),
         histogram("seconds", [each.finished_at - each.submitted_at for each in rows]),
     )
     mean = sum(scored) / len(scored) if scored else None
-    return SourceFigures(name, len(rows), mean, [each for each in made if each is not None])
+    return SourceFigures(name, len(rows), mean, [each for each in histograms if each is not None])
 
 
 def _groups(numbers: Sequence[EndedNumbers], n_samples: int) -> tuple[int, int]:
@@ -255,15 +255,15 @@ class BatchViews:
         wanted = _unordered(shared["wanted"])
         read = partial(rollout_table.failure_groups, batch_id=batch_id, wanted=wanted)
         groups = await self._endpoints.run(self._endpoints.farm.store.read, read)
-        made = await self._figures(batch_id, wanted)
+        figures = await self._figures(batch_id, wanted)
         return rendered(
-            "failures.html", status=progress.status, groups=groups, figures=made, newest=NEWEST_OF_CHART, **shared
+            "failures.html", status=progress.status, groups=groups, figures=figures, newest=NEWEST_OF_CHART, **shared
         )
 
     async def _distributions(self, batch_id: str, shared: dict[str, Any]) -> str:
         wanted = _unordered(shared["wanted"])
         progress = await self._progress(batch_id)
-        made = await self._figures(batch_id, wanted)
+        figures = await self._figures(batch_id, wanted)
         # the numbers below are of the whole batch
         times = (
             await self._endpoints.run(self._endpoints.farm.stage_times, batch_id)
@@ -271,7 +271,7 @@ class BatchViews:
             else ()
         )
         values: dict[str, Any] = {
-            "figures": made,
+            "figures": figures,
             "stage_times": times,
             "newest": NEWEST_OF_CHART,
             "is_whole": wanted == EVERY,
@@ -281,9 +281,9 @@ class BatchViews:
     async def _selection(self, batch_id: str, shared: dict[str, Any]) -> str:
         progress = await self._progress(batch_id)
         wanted = _unordered(shared["wanted"])
-        made = await self._endpoints.run(self._select, batch_id, wanted)
+        selection = await self._endpoints.run(self._select, batch_id, wanted)
         values: dict[str, Any] = {"reasons": REASONS, "newest": rollout_costs.NEWEST, "is_whole": wanted == EVERY}
-        return rendered("selection.html", status=progress.status, selection=made, **values, **shared)
+        return rendered("selection.html", status=progress.status, selection=selection, **values, **shared)
 
     def _select(self, batch_id: str, wanted: RolloutFilter) -> BatchSelection:
         read = self._endpoints.farm.store.read

@@ -48,14 +48,14 @@ HEADERS = {
 
 def visible(text: object) -> str:
     """Return a text in which every invisible character is written out."""
-    whole = str(text).replace("\r\n", "\n")
-    cut = len(whole) - LONGEST
+    shown = str(text).replace("\r\n", "\n")
+    cut = len(shown) - LONGEST
     if cut > 0:
-        whole = (
-            f"{whole[: LONGEST // 2]}\n[… {cut} characters are left out here; the exports have them …]\n"
-            + (whole[-LONGEST // 2 :])
+        shown = (
+            f"{shown[: LONGEST // 2]}\n[… {cut} characters are left out here; the exports have them …]\n"
+            + (shown[-LONGEST // 2 :])
         )
-    return _HIDDEN.sub(_written_out, whole)
+    return _HIDDEN.sub(_written_out, shown)
 
 
 def _written_out(match: re.Match[str]) -> str:

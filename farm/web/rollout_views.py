@@ -220,9 +220,9 @@ def _images(content: object) -> list[str]:
 
 def tool_calls(message: Mapping[str, Any]) -> list[ShownCall]:
     """Return the tool calls of a message; a malformed one is shown as its text."""
-    made = message.get("tool_calls") or ()
+    calls = message.get("tool_calls") or ()
     shown = []
-    for each in made if isinstance(made, list | tuple) else (made,):
+    for each in calls if isinstance(calls, list | tuple) else (calls,):
         function = each.get("function") if isinstance(each, dict) else None
         if isinstance(function, dict):
             shown.append(ShownCall(str(function.get("name", "?")), arguments_of(function.get("arguments", ""))))
@@ -301,8 +301,8 @@ class RolloutViews:
         if ref.kind != "group":
             raise NotFound(f"there is no group {ref}: its id is BATCH.GROUP")
         members, calls, rows = await self._endpoints.run(self._members, ref)
-        made = siblings(members, calls, rows)
-        return html("group.html", group_id=str(ref), batch_id=ref.batch_id, siblings=made, most=MOST_SIBLINGS)
+        samples = siblings(members, calls, rows)
+        return html("group.html", group_id=str(ref), batch_id=ref.batch_id, siblings=samples, most=MOST_SIBLINGS)
 
     async def find(self, request: Request) -> Response:
         """Redirect to the batch, group or rollout of an id."""
@@ -363,19 +363,19 @@ def siblings(
     rollouts: Sequence[Rollout], calls: Sequence[Sequence[ModelCall]], rows: Sequence[Sequence[Segment]]
 ) -> list[Sibling]:
     """Return the samples of a group; the reference is the first one with a model call."""
-    reference = next((at for at, made in enumerate(calls) if made), None)
+    reference = next((index for index, each in enumerate(calls) if each), None)
     samples = []
-    for at, rollout in enumerate(rollouts):
-        turns = [answer_of(call) for call in calls[at]]
+    for index, rollout in enumerate(rollouts):
+        turns = [answer_of(call) for call in calls[index]]
         first = None
-        if reference is not None and at != reference:
+        if reference is not None and index != reference:
             others = [answer_of(call) for call in calls[reference]]
             first = next((n for n in range(len(turns)) if n >= len(others) or turns[n] != others[n]), None)
             if first is None and len(turns) < len(others) and turns:
                 first = len(turns) - 1
         common = None
-        if reference is not None and rows[at] and rows[reference]:
-            common = _common(rows[at][0], rows[reference][0])
+        if reference is not None and rows[index] and rows[reference]:
+            common = _common(rows[index][0], rows[reference][0])
         shown = [SiblingTurn(n, text, n == first) for n, text in enumerate(turns)]
         samples.append(Sibling(rollout, shown, common, first))
     return samples
@@ -392,11 +392,11 @@ def answer_of(call: ModelCall) -> str:
     return "\n".join(lines)
 
 
-def _common(mine: Segment, other: Segment) -> int:
-    if len(mine.prompt_ids) != len(other.prompt_ids) or not np.array_equal(mine.prompt_ids, other.prompt_ids):
+def _common(row: Segment, reference: Segment) -> int:
+    if len(row.prompt_ids) != len(reference.prompt_ids) or not np.array_equal(row.prompt_ids, reference.prompt_ids):
         return 0
-    n = min(len(mine.response_ids), len(other.response_ids))
-    differ = np.flatnonzero(mine.response_ids[:n] != other.response_ids[:n])
+    n = min(len(row.response_ids), len(reference.response_ids))
+    differ = np.flatnonzero(row.response_ids[:n] != reference.response_ids[:n])
     return int(differ[0]) if len(differ) else n
 
 
@@ -425,10 +425,10 @@ def terminal_steps(calls: Sequence[ModelCall]) -> list[TerminalStep]:
     for number, call in enumerate(calls):
         at_s = call.started_at + call.latency_s - calls[0].started_at
         nameless = iter([text for after, text in results[""] if after == number])
-        for id, made in zip(_ids(call.response), tool_calls(call.response), strict=True):
+        for id, shown in zip(_ids(call.response), tool_calls(call.response), strict=True):
             answers = (text for after, text in results.get(id, ()) if after >= number)
             output = next(nameless if not id else answers, None)
-            steps.append(TerminalStep(at_s, _PROMPTS.get(made.name, made.name), _command(made), output))
+            steps.append(TerminalStep(at_s, _PROMPTS.get(shown.name, shown.name), _command(shown), output))
     return steps
 
 
@@ -440,15 +440,15 @@ def _results(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def _ids(message: Message) -> list[str]:
-    made: Any = message.get("tool_calls") or ()
-    each_made = made if isinstance(made, list | tuple) else (made,)
-    return [str(each.get("id") or "") if isinstance(each, dict) else "" for each in each_made]
+    value: Any = message.get("tool_calls") or ()
+    calls = value if isinstance(value, list | tuple) else (value,)
+    return [str(each.get("id") or "") if isinstance(each, dict) else "" for each in calls]
 
 
-def _command(made: ShownCall) -> str:
+def _command(call: ShownCall) -> str:
     """Return the command line of a call: the argument that holds a command, or all arguments by name."""
-    arguments = dict(made.arguments)
+    arguments = dict(call.arguments)
     name = next((each for each in _COMMANDS if each in arguments), None)
     if name is not None:
         return arguments[name]
-    return "\n".join(f"{name}: {value}" if name else value for name, value in made.arguments)
+    return "\n".join(f"{name}: {value}" if name else value for name, value in call.arguments)

@@ -163,8 +163,8 @@ def every_kind(n_long: int = LONG) -> list[Rollout]:
 def only_broken() -> list[Rollout]:
     """Return rollouts of which none may train."""
     outcomes = [each for each in Outcome if each not in {Outcome.STALE}]
-    ours = [each for each in outcomes if not rollout(0, [], outcome=each).trainable]
-    return [broken(number, outcome, [segment(2, [7, 7])]) for number, outcome in enumerate(ours)]
+    untrainable = [each for each in outcomes if not rollout(0, [], outcome=each).trainable]
+    return [broken(number, outcome, [segment(2, [7, 7])]) for number, outcome in enumerate(untrainable)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,12 @@ def examine_results(adapter: Adapter) -> Iterator[AdapterResult]:
     return tried(_PROMISES, adapter)
 
 
-def _given(made: Rollout) -> _Given:
+def _given(rollout: Rollout) -> _Given:
     """Return the rollout as the farm would have recorded it from its calls."""
-    calls = calls_of(made)
+    calls = calls_of(rollout)
     oldest, newest = version_range(calls)
     rows = segments(calls)
-    return _Given(replace(made, segments=rows, n_segments=len(rows), version_min=oldest, version_max=newest), calls)
+    return _Given(replace(rollout, segments=rows, n_segments=len(rows), version_min=oldest, version_max=newest), calls)
 
 
 def _all() -> list[_Given]:

@@ -275,16 +275,16 @@ class VerifiersResults:
         return trace_of(RecordedRollout(rollout, calls, [], []), task, "policy", SamplingConfig())
 
     def read_result(self, result: WireTrace, /) -> TrainerResult:
-        given = [each.value for each in result.rewards.values() if each is not None]
-        known = result.info["farm"]
+        rewards = [each.value for each in result.rewards.values() if each is not None]
+        info = result.info["farm"]
         return TrainerResult(
             ended=result.ok,
-            reward=sum(given) if given else None,
+            reward=sum(rewards) if rewards else None,
             stop_reason=result.stop_condition or "",
             error=result.last_error.message if result.has_error else "",
             rows=tuple(_row(branch) for branch in result.branches if branch.token_ids),
-            versions=(known["version_min"], known["version_max"]),
-            rollout_id=known["rollout_id"],
+            versions=(info["version_min"], info["version_max"]),
+            rollout_id=info["rollout_id"],
         )
 
 

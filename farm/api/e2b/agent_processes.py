@@ -333,15 +333,15 @@ def _write_call(process: ProcessSelector, given: ProcessInput) -> WriteProcessCa
 
 def _limit_s(request: ApiRequest) -> float | None:
     """Return the time limit of a request, at most the longest lease of a sandbox."""
-    given = request.headers.get("connect-timeout-ms", "")
-    if not given:
+    milliseconds = request.headers.get("connect-timeout-ms", "")
+    if not milliseconds:
         return None
-    if not given.isdecimal() or len(given) > 10 or not int(given):
-        wrong = f"connect-timeout-ms is {given!r:.40}, which is no number of milliseconds"
+    if not milliseconds.isdecimal() or len(milliseconds) > 10 or not int(milliseconds):
+        wrong = f"connect-timeout-ms is {milliseconds!r:.40}, which is no number of milliseconds"
         raise ConnectError(ConnectCode.INVALID_ARGUMENT, wrong)
-    return min(int(given) / 1000, MAX_LEASE_S)
+    return min(int(milliseconds) / 1000, MAX_LEASE_S)
 
 
 def _ping_s(request: ApiRequest) -> float:
-    given = request.headers.get("keepalive-ping-interval", "")
-    return max(_LEAST_PING_S, float(given)) if given.isdecimal() and len(given) < 6 else _PING_S
+    seconds = request.headers.get("keepalive-ping-interval", "")
+    return max(_LEAST_PING_S, float(seconds)) if seconds.isdecimal() and len(seconds) < 6 else _PING_S

@@ -109,9 +109,11 @@ async def only_message(request: ApiRequest, kind: type[T]) -> T:
 
 
 def _check_type(request: ApiRequest, wanted: str) -> None:
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != wanted:
-        raise ConnectError(ConnectCode.UNIMPLEMENTED, f"content-type {given!r:.100} is unsupported: send {wanted}")
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != wanted:
+        raise ConnectError(
+            ConnectCode.UNIMPLEMENTED, f"content-type {content_type!r:.100} is unsupported: send {wanted}"
+        )
 
 
 def _check_size(n_bytes: int) -> None:

@@ -171,8 +171,8 @@ def _handler_of(names: RowNames) -> str:
 
 def _engine_of(names: RowNames, row: Mapping[str, Any]) -> str:
     """Return the model server of the row; with several servers, the samples of a task are spread over them."""
-    given = names.policy_base_url
-    urls = [given] if isinstance(given, str) else given
+    base_url = names.policy_base_url
+    urls = [base_url] if isinstance(base_url, str) else base_url
     if not urls or not urls[0]:
         return ""
     task = names.responses_create_params.input

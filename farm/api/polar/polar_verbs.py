@@ -65,8 +65,10 @@ class _Routes:
         began = loop.time()
         while left := await endpoints.run(self._left, orders, loop.time() - began):
             if loop.time() - began > limit_s:
-                late = f"the engines are paused, and after {limit_s:.0f} s these still block: {'; '.join(left)[:1000]}"
-                raise RequestRejected(ProblemDetails(504, "ServiceError", late))
+                message = (
+                    f"the engines are paused, and after {limit_s:.0f} s these still block: {'; '.join(left)[:1000]}"
+                )
+                raise RequestRejected(ProblemDetails(504, "ServiceError", message))
             await asyncio.sleep(_POLL_S)
         return await endpoints.run(self._inference)
 

@@ -119,8 +119,8 @@ class _Routes:
             return result
         except RequestRejected as unfinished:
             if endpoints.config.strict_compat and unfinished.problem.status == 504:
-                late = ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
-                raise RequestRejected(late) from None
+                problem = ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
+                raise RequestRejected(problem) from None
             raise
         finally:
             if not is_answered:

@@ -285,16 +285,16 @@ class RexSandbox:
         )
         result: CommandResult = await self._call(call, "exec")
         if result.timed_out:
-            late = f"timeout ({call.timeout_s:g} s) exceeded while running command {command.command!r}"
-            raise RexError(TIMED_OUT, late)
+            message = f"timeout ({call.timeout_s:g} s) exceeded while running command {command.command!r}"
+            raise RexError(TIMED_OUT, message)
         for name in (command.cwd, argv[0]):
             if name and result.code in (126, 127) and result.stderr.startswith(f"sandbox: {name}: "):
                 # the sandbox's own message: nothing was started
                 raise file_error(result.stderr.removeprefix("sandbox: ").strip())
         if command.check and result.code != 0:
-            why = f"{result.code}{f', {result.limit}' if result.limit else ''}"
+            exit_code = f"{result.code}{f', {result.limit}' if result.limit else ''}"
             shown = f"its output:\n{result.stdout!r}\nits errors:\n{result.stderr!r}"
-            failed = f"command {command.command!r} failed with exit code {why}; {shown}"
+            failed = f"command {command.command!r} failed with exit code {exit_code}; {shown}"
             raise _non_zero(failed, command.error_msg)
         return {"stdout": result.stdout, "stderr": result.stderr, "exit_code": result.code}
 
@@ -333,11 +333,11 @@ class RexSandbox:
         """
         seconds = call_seconds(limit_s)
         call = checked(ShellCall, {"session": session, "timeout_s": seconds, "opens": False, **values})
-        shown: ShellOutput = await self._in_session(call, part)
-        if shown.timed_out or (shown.running and shown.expected is None):
-            late = f"timeout after {seconds:g} seconds while running command {(call.command or call.keys)!r}"
-            raise RexError(TIMED_OUT, late, {"output": _text(shown.output)})
-        return shown
+        output: ShellOutput = await self._in_session(call, part)
+        if output.timed_out or (output.running and output.expected is None):
+            message = f"timeout after {seconds:g} seconds while running command {(call.command or call.keys)!r}"
+            raise RexError(TIMED_OUT, message, {"output": _text(output.output)})
+        return output
 
     async def _in_session(self, call: ShellCall | CloseShellCall, part: str) -> Any:
         try:
@@ -362,8 +362,8 @@ def _expected(texts: Sequence[str]) -> list[str]:
     """Return the texts to wait for: unchanged, and also without backslashes, for clients that write patterns."""
     expected: list[str] = []
     for text in texts:
-        ours = text.replace("\r\n", "\n")
-        expected += [ours, *({re.sub(r"\\(\W)", r"\1", ours)} - {ours})]
+        plain = text.replace("\r\n", "\n")
+        expected += [plain, *({re.sub(r"\\(\W)", r"\1", plain)} - {plain})]
     return expected
 
 

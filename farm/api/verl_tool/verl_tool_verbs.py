@@ -244,8 +244,8 @@ class ObservationRequest(Request):
     @model_validator(mode="after")
     def _have_one_length(self) -> Self:
         for name in ("actions", "extra_fields", "finish", "is_last_step"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.trajectory_ids):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.trajectory_ids):
                 raise ValueError(f"Length of {name} must match trajectory_ids")
         return self
 
@@ -264,8 +264,8 @@ class ObservationRequest(Request):
     def _flag(self, name: str, index: int, extra: dict[str, Any]) -> bool:
         if name in extra:
             return bool(extra[name])
-        given = getattr(self, name)
-        return bool(given is not None and given[index])
+        values = getattr(self, name)
+        return bool(values is not None and values[index])
 
 
 def _spec(extra: dict[str, Any], index: int) -> SandboxSpec:
@@ -312,10 +312,10 @@ class Observations:
         try:
             by_trajectory = await self._of_all(steps)
             if not await request.is_disconnected():
-                await _all([self._settle(mine) for mine in by_trajectory])
+                await _all([self._settle(answered) for answered in by_trajectory])
         finally:
             self.n_active -= 1
-        answers = {id(step): observation for mine in by_trajectory for step, observation in mine}
+        answers = {id(step): observation for answered in by_trajectory for step, observation in answered}
         observations = [answers[id(step)] for step in steps]
         queued_s = max(each.queued_s for each in observations)
         return {
@@ -332,10 +332,10 @@ class Observations:
         for step in steps:
             by_trajectory[step.trajectory_id].append(step)
 
-        async def of_one(mine: Sequence[TrajectoryStep]) -> _Answered:
-            return [(step, await self._of(step)) for step in mine]
+        async def of_one(trajectory: Sequence[TrajectoryStep]) -> _Answered:
+            return [(step, await self._of(step)) for step in trajectory]
 
-        return await _all([of_one(mine) for mine in by_trajectory.values()])
+        return await _all([of_one(trajectory) for trajectory in by_trajectory.values()])
 
     async def _of(self, step: TrajectoryStep) -> ActionObservation:
         action = None if step.finishes else action_of(step.action)

@@ -17,6 +17,6 @@ def completion(shell: str) -> None:
     group = click.get_current_context().find_root()
     kind = get_completion_class(shell)
     assert kind is not None
-    made = kind(group.command, {}, "farm", "_FARM_COMPLETE")
+    script = kind(group.command, {}, "farm", "_FARM_COMPLETE")
     # its `source` would start a bash to ask for its version
-    click.echo(made.source_template % made.source_vars())
+    click.echo(script.source_template % script.source_vars())

@@ -126,10 +126,10 @@ def backup(file: Path, url: str | None) -> None:
             if received:
                 raise click.ClickException("interrupted: no backup was written")
 
-        made = back_up(store, SecretKey.of(settings(), store.engine.url), file, check)
+        written = back_up(store, SecretKey.of(settings(), store.engine.url), file, check)
         size_mb = file.stat().st_size / 1e6
-        click.echo(f"{file}: {made.n_batches} batches, {made.n_rollouts} rollouts, {size_mb:,.1f} MB")
-        if "secret_key" not in made.files and store.read(has_secrets):
+        click.echo(f"{file}: {written.n_batches} batches, {written.n_rollouts} rollouts, {size_mb:,.1f} MB")
+        if "secret_key" not in written.files and store.read(has_secrets):
             click.echo(
                 "keep FARM_SECRET_KEY with it: without that key, engines' keys in the backup cannot be read", err=True
             )
@@ -160,8 +160,8 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
     with contextlib.closing(Store(_target(url))) as store:
         secret_key = SecretKey.of(settings(), store.engine.url)
         written = restored(store, secret_key, backup, settings().node_timeout_s, replace)
-        made = time.strftime("%F %T", time.gmtime(backup.made_at))
-        click.echo(f"{store.name}: {backup.n_batches} batches, {backup.n_rollouts} rollouts, as of {made} UTC")
+        made_at = time.strftime("%F %T", time.gmtime(backup.made_at))
+        click.echo(f"{store.name}: {backup.n_batches} batches, {backup.n_rollouts} rollouts, as of {made_at} UTC")
         for path in written:
             click.echo(f"written: {path}")
 

@@ -192,8 +192,8 @@ def back_up(store: Store, secret_key: SecretKey, path: Path, check: Callable[[],
             connection.commit()
             # one file, without a WAL next to it
             connection.execute("PRAGMA journal_mode = DELETE")
-        made = read_backup(part)
-    return dataclasses.replace(made, path=path)
+        backup = read_backup(part)
+    return dataclasses.replace(backup, path=path)
 
 
 def _copy_pages(source: str, part: Path, check: Callable[[], object]) -> None:

@@ -32,8 +32,8 @@ def keep(connection: Connection, held: Claim, name: str, media_type: str, n_byte
     key = {"rollout_id": held.rollout_id, "attempt": held.attempt, "name": name}
     if connection.execute(select(artefacts.c.name).filter_by(**key)).first() is not None:
         return True
-    mine = {"rollout_id": held.rollout_id, "attempt": held.attempt, "stage": held.stage.value, "owner": held.owner}
-    is_held = select(rollouts.c.rollout_id).filter_by(**mine, state=State.ACTIVE.value)
+    claimed = {"rollout_id": held.rollout_id, "attempt": held.attempt, "stage": held.stage.value, "owner": held.owner}
+    is_held = select(rollouts.c.rollout_id).filter_by(**claimed, state=State.ACTIVE.value)
     if connection.execute(is_held).first() is None:
         return False
     row: dict[str, Any] = {"media_type": media_type, "n_bytes": n_bytes, "data": data, "created_at": db_now()}

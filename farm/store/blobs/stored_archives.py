@@ -74,9 +74,9 @@ def sweep(connection: Connection, kept_s: float = KEPT_S) -> list[str]:
 
     Returns the digests of the archives.
     """
-    named = select(instances.c.archive).where(instances.c.archive == archives.c.digest).exists()
-    old = delete(archives).where(age_of(archives.c.uploaded_at) > kept_s, ~named).returning(archives.c.digest)
+    in_use = select(instances.c.archive).where(instances.c.archive == archives.c.digest).exists()
+    old = delete(archives).where(age_of(archives.c.uploaded_at) > kept_s, ~in_use).returning(archives.c.digest)
     digests = list(connection.execute(old).scalars())
-    whole = select(archives.c.digest).where(archives.c.digest == parts.c.digest).exists()
-    connection.execute(delete(parts).where(age_of(parts.c.uploaded_at) > kept_s, ~whole))
+    complete = select(archives.c.digest).where(archives.c.digest == parts.c.digest).exists()
+    connection.execute(delete(parts).where(age_of(parts.c.uploaded_at) > kept_s, ~complete))
     return digests

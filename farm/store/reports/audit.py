@@ -191,8 +191,8 @@ def _one_by_one(statement: Select[Any]) -> Select[Any]:
 
 def _count(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[int]:
     """Return the number of such rows of the rollout, as a subquery."""
-    mine = select(func.count(literal(1))).where(table.c.rollout_id == _row.rollout_id, *conditions)
-    return mine.correlate(rollouts).scalar_subquery()
+    statement = select(func.count(literal(1))).where(table.c.rollout_id == _row.rollout_id, *conditions)
+    return statement.correlate(rollouts).scalar_subquery()
 
 
 def _without(table: Table, other: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:

@@ -159,12 +159,12 @@ def _of(histograms: Histograms, name: str, label: str = "") -> Counts:
     return histograms.setdefault((name, label), Counts(KINDS[name]))
 
 
-def _count_stages(connection: Connection, histograms: Histograms, which: ColumnElement[bool], before: int) -> None:
+def _count_stages(connection: Connection, histograms: Histograms, condition: ColumnElement[bool], before: int) -> None:
     columns = (
         *(attempts.c.stage, attempts.c.result),
         *(attempts.c.queued_at, attempts.c.started_at, attempts.c.finished_at),
     )
-    ended = (which, attempts.c.attempt > before, attempts.c.finished_at.is_not(None))
+    ended = (condition, attempts.c.attempt > before, attempts.c.finished_at.is_not(None))
     for stage, result, queued_at, started_at, finished_at in connection.execute(
         select(*columns).where(*ended)
     ).tuples():
@@ -173,12 +173,12 @@ def _count_stages(connection: Connection, histograms: Histograms, which: ColumnE
         _of(histograms, WORK.name, stage).count([max(0.0, finished_at - started_at)])
 
 
-def _count_calls(connection: Connection, histograms: Histograms, which: ColumnElement[bool], before: int) -> None:
+def _count_calls(connection: Connection, histograms: Histograms, condition: ColumnElement[bool], before: int) -> None:
     """Count calls in the database, as there are a hundred times as many as rollouts."""
     latency = _calls.c.latency_s
     edges = [(None, CALLS.bounds[0]), *zip(CALLS.bounds, CALLS.bounds[1:], strict=False), (CALLS.bounds[-1], None)]
     counts = [func.sum(case((_between(latency, low, high), 1), else_=0)) for low, high in edges]
-    row = connection.execute(select(func.sum(latency), *counts).where(which, _calls.c.attempt > before)).one()
+    row = connection.execute(select(func.sum(latency), *counts).where(condition, _calls.c.attempt > before)).one()
     if row[0] is not None:
         _of(histograms, CALLS.name).add([int(n) for n in row[1:]], float(row[0]))
 
@@ -192,10 +192,10 @@ def add(connection: Connection, batch_id: str, after: int, last: int, histograms
     """Add the counts of a batch; False if this was done already, by another process or an earlier try."""
     moved = update(_measured).where(_measured.c.batch_id == batch_id, _measured.c.seq == after).values(seq=last)
     if connection.execute(moved).rowcount == 0:
-        none = ~select(literal(1)).where(_measured.c.batch_id == batch_id).exists()
+        uncounted = ~select(literal(1)).where(_measured.c.batch_id == batch_id).exists()
         # nothing is added for a batch that is gone, or that another process has begun to count
         source = select(batches.c.batch_id, literal(last)).where(
-            batches.c.batch_id == batch_id, none, literal(after) == 0
+            batches.c.batch_id == batch_id, uncounted, literal(after) == 0
         )
         begin = insert(_measured).from_select(["batch_id", "seq"], source).returning(_measured.c.seq)
         # a concurrent rescore resets the sums of the batch, and would not see a new row
@@ -205,14 +205,14 @@ def add(connection: Connection, batch_id: str, after: int, last: int, histograms
     sum_up(connection, batch_id, last)
     known = stored(connection, lock=True)
     for (name, label), counts in histograms.items():
-        now = known.get((name, label))
+        merged = known.get((name, label))
         values: dict[str, Any] = {"name": name, "label": label}
-        if now is None:
+        if merged is None:
             connection.execute(insert(_histograms).values(**values, counts=counts.counts, total=counts.total))
             continue
-        now.add(counts.counts, counts.total)
-        which = and_(_histograms.c.name == name, _histograms.c.label == label)
-        connection.execute(update(_histograms).where(which).values(counts=now.counts, total=now.total))
+        merged.add(counts.counts, counts.total)
+        same_key = and_(_histograms.c.name == name, _histograms.c.label == label)
+        connection.execute(update(_histograms).where(same_key).values(counts=merged.counts, total=merged.total))
     return True
 
 

@@ -55,8 +55,8 @@ def ended(
 
     Also returns the place of the last of them, `after` if there is none, and the last place of all.
     """
-    mine = and_(places.c.batch_id == batches.c.batch_id, places.c.protocol == prefix)
-    joined = _joined(prefix, consumer).add_columns(places.c.place).join(places, mine)
+    same_batch = and_(places.c.batch_id == batches.c.batch_id, places.c.protocol == prefix)
+    joined = _joined(prefix, consumer).add_columns(places.c.place).join(places, same_batch)
     ordered = joined.where(places.c.place > after).order_by(places.c.place)
     rows = connection.execute(ordered.limit(limit)).all()
     described = [(row.request.get("metadata", {}), rollout_record(row), row.cursor is not None) for row in rows]

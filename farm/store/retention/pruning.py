@@ -198,13 +198,13 @@ def _prunable(connection: Connection, batch_id: str, older_s: float, kept: Reten
     row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
     if row is None:
         return None
-    mine = rollouts.c.batch_id == batch_id
-    last = select(rollouts.c.finished_at).where(mine, rollouts.c.finish_seq.is_not(None))
+    of_batch = rollouts.c.batch_id == batch_id
+    last = select(rollouts.c.finished_at).where(of_batch, rollouts.c.finish_seq.is_not(None))
     ended_at = connection.execute(last.order_by(rollouts.c.finish_seq.desc()).limit(1)).scalar_one_or_none()
     if row.pruned and row.pruned_at is None:
         level = RetentionLevel(row.pruned) if row.pruned in [kept.value, *kept.less] else kept
         return PrunedBatch(batch_id, row.n_rollouts, ended_at or row.created_at, level)
-    is_open = select(literal(1)).where(mine, rollouts.c.finish_seq.is_(None)).limit(1)
+    is_open = select(literal(1)).where(of_batch, rollouts.c.finish_seq.is_(None)).limit(1)
     if row.pinned or connection.execute(is_open).first() is not None:
         return None
     if kept is RetentionLevel.NOTHING and _has_last_place(connection, batch_id):
@@ -276,14 +276,14 @@ def _next(connection: Connection, batch: PrunedBatch, after: tuple[int, int], n:
         RetentionLevel.REWARDS: or_(_any_of(attempts), _any_of(model_calls)),
         RetentionLevel.NOTHING: literal(True),
     }
-    mine = (rollouts.c.batch_id == batch.batch_id, later, more[batch.kept])
-    statement = select(rollouts.c.rollout_id, group, sample).where(*mine).order_by(group, sample).limit(n)
+    conditions = (rollouts.c.batch_id == batch.batch_id, later, more[batch.kept])
+    statement = select(rollouts.c.rollout_id, group, sample).where(*conditions).order_by(group, sample).limit(n)
     return [(id, g, s) for id, g, s in connection.execute(statement).tuples()]
 
 
 def _any_of(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    mine = select(literal(1)).where(table.c.rollout_id == rollouts.c.rollout_id, *conditions)
-    return mine.correlate(rollouts).exists()
+    statement = select(literal(1)).where(table.c.rollout_id == rollouts.c.rollout_id, *conditions)
+    return statement.correlate(rollouts).exists()
 
 
 def _newest_attempt(table: Table) -> ColumnElement[int]:
@@ -319,12 +319,12 @@ def _delete(connection: Connection, table: Table, condition: ColumnElement[bool]
 
 def _remove_instances(connection: Connection, batch: PrunedBatch, after: int, n: int) -> int | None:
     """Remove the contents of the next instances, and their references to task archives; return the last, if any."""
-    mine = instances.c.batch_id == batch.batch_id
-    later = select(instances.c.group_index).where(mine, instances.c.group_index > after)
+    of_batch = instances.c.batch_id == batch.batch_id
+    later = select(instances.c.group_index).where(of_batch, instances.c.group_index > after)
     some = list(connection.execute(later.order_by(instances.c.group_index).limit(n)).scalars())
     if not some or batch.kept is RetentionLevel.TRAJECTORIES:
         return None
-    chosen = and_(mine, instances.c.group_index.between(some[0], some[-1]))
+    chosen = and_(of_batch, instances.c.group_index.between(some[0], some[-1]))
     if batch.kept is RetentionLevel.NOTHING:
         connection.execute(delete(instances).where(chosen))
     else:
@@ -333,11 +333,11 @@ def _remove_instances(connection: Connection, batch: PrunedBatch, after: int, n:
 
 
 def _finish(connection: Connection, batch: PrunedBatch) -> None:
-    mine = batches.c.batch_id == batch.batch_id
+    is_batch = batches.c.batch_id == batch.batch_id
     if batch.kept is RetentionLevel.NOTHING:
-        connection.execute(delete(batches).where(mine))
+        connection.execute(delete(batches).where(is_batch))
     else:
-        connection.execute(update(batches).where(mine).values(pruned_at=db_now()))
+        connection.execute(update(batches).where(is_batch).values(pruned_at=db_now()))
 
 
 def _forget_nodes(connection: Connection) -> int:

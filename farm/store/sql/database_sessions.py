@@ -135,19 +135,19 @@ def _postgres(url: URL, n_connections: int | None) -> Engine:
     )
     own = str(url.query.get("options", ""))
     session = {**SESSION, "lock_timeout": f"{lock_wait_s(n_connections):g}s"}
-    made = {name: value for name, value in session.items() if name not in own}
+    settings = {name: value for name, value in session.items() if name not in own}
     if pooler:
         _set_by_transaction(
-            engine, {name: value for name, value in made.items() if not name.startswith(_OF_CONNECTION)}
+            engine, {name: value for name, value in settings.items() if not name.startswith(_OF_CONNECTION)}
         )
     else:
-        _set_by_session(engine, made)
+        _set_by_session(engine, settings)
     return engine
 
 
-def _set_by_transaction(engine: Engine, made: Mapping[str, str]) -> None:
-    statement = "SELECT " + ", ".join("set_config(%s, %s, true)" for _ in made)
-    values = tuple(part for setting in made.items() for part in setting)
+def _set_by_transaction(engine: Engine, settings: Mapping[str, str]) -> None:
+    statement = "SELECT " + ", ".join("set_config(%s, %s, true)" for _ in settings)
+    values = tuple(part for pair in settings.items() for part in pair)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -155,11 +155,11 @@ def _set_by_transaction(engine: Engine, made: Mapping[str, str]) -> None:
             connection.exec_driver_sql(statement, values)
 
 
-def _set_by_session(engine: Engine, made: Mapping[str, str]) -> None:
+def _set_by_session(engine: Engine, settings: Mapping[str, str]) -> None:
     """Let each new session make its settings, and refuse one that was configured for another client."""
-    settings = [*made.items(), (_MARK, "in use")]
-    statement = f"SELECT current_setting('{_MARK}', true), " + ", ".join("set_config(%s, %s, false)" for _ in settings)
-    values = [part for setting in settings for part in setting]
+    pairs = [*settings.items(), (_MARK, "in use")]
+    statement = f"SELECT current_setting('{_MARK}', true), " + ", ".join("set_config(%s, %s, false)" for _ in pairs)
+    values = [part for pair in pairs for part in pair]
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, record: Any) -> None:

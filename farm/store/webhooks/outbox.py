@@ -98,9 +98,11 @@ def refused(connection: Connection, message: Outgoing, error: str) -> None:
     """Retry a message after a pause, which doubles up to an hour; or abandon it, if it is some days old."""
     pause_s = min(_FIRST_PAUSE_S * 2 ** min(message.n_tries, 16), _LONGEST_PAUSE_S)
     values: dict[str, Any] = {"n_tries": message.n_tries + 1, "due_at": db_now() + pause_s, "error": error[:500]}
-    mine = update(outbox).where(outbox.c.message_id == message.message_id)
-    connection.execute(mine.values(**values))
-    connection.execute(mine.where(outbox.c.created_at < db_now() - GIVE_UP_DAYS * _DAY_S).values(abandoned_at=db_now()))
+    statement = update(outbox).where(outbox.c.message_id == message.message_id)
+    connection.execute(statement.values(**values))
+    connection.execute(
+        statement.where(outbox.c.created_at < db_now() - GIVE_UP_DAYS * _DAY_S).values(abandoned_at=db_now())
+    )
 
 
 def undelivered(connection: Connection) -> Sequence[Undelivered]:
