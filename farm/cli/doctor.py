@@ -261,18 +261,18 @@ def _engines(url: str) -> CheckResult:
     if not states:
         remedy = "run `farm engines add http://HOST:PORT/v1`, or set FARM_POLICY_URL"
         return CheckResult("engines", False, "none is added", remedy, needed=False)
-    troubled = [(engine, why) for engine in states if (why := engine_trouble(engine))]
+    troubled = [(engine, reason) for engine in states if (reason := engine_trouble(engine))]
     if not troubled:
         return CheckResult("engines", True, f"{len(states)} in use", needed=False)
     # a forgotten pause stops all rollouts without any other sign
-    engine, why = next((each for each in troubled if each[0].paused), troubled[0])
+    engine, reason = next((each for each in troubled if each[0].paused), troubled[0])
     remedy = "fix it, or run `farm engines remove URL`"
     if engine.paused:
         remedy = "if that process has ended: run `farm engines resume`"
-    elif why == NOT_PROBED:
+    elif reason == NOT_PROBED:
         remedy = f"start a node, which probes it at once, or run `farm doctor --engine {engine.url}`"
     return CheckResult(
-        "engines", False, f"{len(troubled)} of {len(states)} are out: {engine.url}: {why}", remedy, needed=False
+        "engines", False, f"{len(troubled)} of {len(states)} are out: {engine.url}: {reason}", remedy, needed=False
     )
 
 
@@ -285,7 +285,7 @@ def _nodes(url: str) -> CheckResult:
             "nodes", False, f"the store does not answer: {_first_line(error)}", "fix the store first", needed=False
         )
     detail = "; ".join(
-        [f"{len(known)} known", *(f"{node.node} {why}" for node in known if (why := unready_reason(node)))]
+        [f"{len(known)} known", *(f"{node.node} {reason}" for node in known if (reason := unready_reason(node)))]
     )
     if not any(map(takes_rollouts, known)):
         detail = f"none runs ({detail})" if known else "none runs"

@@ -64,16 +64,16 @@ def missing_parts(nodes: Sequence[Node], engines: Sequence[EngineState], *, need
     lines = []
     if not any(map(takes_rollouts, nodes)):
         last = min(nodes, key=lambda node: node.heartbeat_age_s, default=None)
-        why = "" if last is None else f" ({last.node} {unready_reason(last)})"
-        lines.append(f"no node runs{why}: nothing runs until `farm up` or `farm node` is started")
+        reason = "" if last is None else f" ({last.node} {unready_reason(last)})"
+        lines.append(f"no node runs{reason}: nothing runs until `farm up` or `farm node` is started")
     if not needs_engine:
         return lines
     if not engines:
         lines.append("no engine is added: rollouts with model calls wait until `farm engines add http://HOST:PORT/v1`")
     elif all(_is_out(state.engine) for state in engines):
         first = engines[0].engine
-        why = engine_trouble(first) or f"is {first.state}"
-        lines.append(f"no engine can be used: {first.url} {why}; see `farm engines list`")
+        reason = engine_trouble(first) or f"is {first.state}"
+        lines.append(f"no engine can be used: {first.url} {reason}; see `farm engines list`")
     return lines
 
 
@@ -81,7 +81,7 @@ def remarks(nodes: Sequence[Node], engines: Sequence[EngineState]) -> list[str]:
     """Return the troubles of the farm's nodes and engines for a person who watches a batch, a line each."""
     return [
         *missing_parts(nodes, engines),
-        *(f"node {node.node} {why}" for node in nodes if (why := unready_reason(node))),
+        *(f"node {node.node} {reason}" for node in nodes if (reason := unready_reason(node))),
     ]
 
 

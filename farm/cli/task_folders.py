@@ -47,8 +47,8 @@ def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:
     reasons = [f"it asks for {reason}" for reason in unsupported(needs_of(instance))]
     if request.get("network", "refuse") == "refuse" and instance.network_phases:
         phases = ", ".join(instance.network_phases)
-        what = f"it asks for the network ({phases})" if instance.names_network else _SILENT
-        reasons.append(f"{what}: --set network=allow permits it, --set network=off runs it without")
+        remark = f"it asks for the network ({phases})" if instance.names_network else _SILENT
+        reasons.append(f"{remark}: --set network=allow permits it, --set network=off runs it without")
     secrets = request.get("secrets") or {}
     verifiers = [instance.task.verifier, *(step.verifier for step in instance.steps)]
     tables = [instance.task.environment.env, *(each.env for each in verifiers)]

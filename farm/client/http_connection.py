@@ -161,17 +161,19 @@ class ApiConnection:
                 raise FarmUnreachable(f"the server at {self.url} does not support this TLS: {error}") from error
             return _NoAnswer(FarmUnreachable(f"no API of a farm answers at {self.url}: {error}"), False)
         except httpx2.TransportError as error:
-            why = f"the API at {self.url} did not answer ({type(error).__name__}); the request may have been executed"
-            return _NoAnswer(FarmUnreachable(why), True)
+            message = (
+                f"the API at {self.url} did not answer ({type(error).__name__}); the request may have been executed"
+            )
+            return _NoAnswer(FarmUnreachable(message), True)
         if response.is_success:
             self._has_answered = True
             return response.content
         refusal = error_of(response.content)
         if refusal is None:
-            why = f"the server at {self.url} is not a farm's API: status {response.status_code}"
+            message = f"the server at {self.url} is not a farm's API: status {response.status_code}"
             if response.status_code in _AWAY:
-                return _NoAnswer(FarmUnreachable(why), True)
-            raise FarmUnreachable(why)
+                return _NoAnswer(FarmUnreachable(message), True)
+            raise FarmUnreachable(message)
         self._has_answered = True
         if isinstance(refusal, StoreUnavailable | FarmUnreachable):
             return _NoAnswer(refusal, True)

@@ -178,13 +178,13 @@ class WeightUpdateOrders(ABC):
             over.set()
             thread.join(_HOLD_PERIOD_S)
 
-    def _await(self, orders: Mapping[str, int], what: str, timeout_s: float) -> None:
+    def _await(self, orders: Mapping[str, int], verb: str, timeout_s: float) -> None:
         """Wait until workers and engines follow these orders and calls that must end have ended."""
         started = time.monotonic()
         with self._acknowledgements() as wait:
             while left := self.left(orders, time.monotonic() - started):
                 if time.monotonic() - started >= timeout_s:
-                    raise TimeoutError(f"engines did not {what} in {timeout_s:g} s: {'; '.join(left[:8])}")
+                    raise TimeoutError(f"engines did not {verb} in {timeout_s:g} s: {'; '.join(left[:8])}")
                 wait(_POLL_S)
 
 

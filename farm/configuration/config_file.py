@@ -75,8 +75,8 @@ def path_in_use() -> Path | None:
                 continue
             raise _unreadable(path, error) from error
         if n == 0 and (owners - {os.getuid(), 0} or open_to_all):
-            why = "can be changed by other users" if open_to_all else "belongs to another user"
-            raise InvalidRequest(f"{path} {why}: if you trust it, set {VARIABLE}={path}", field=VARIABLE)
+            reason = "can be changed by other users" if open_to_all else "belongs to another user"
+            raise InvalidRequest(f"{path} {reason}: if you trust it, set {VARIABLE}={path}", field=VARIABLE)
         return path
     return None
 

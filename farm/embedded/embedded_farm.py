@@ -78,8 +78,8 @@ class Embedded(StartedFarm):
 
     def _start(self) -> None:
         own_home(self.home)
-        taken = f"a farm runs in {self.home} already; stop it, or choose another FARM_HOME"
-        self._lock = locked(self.home / "lock", taken)
+        message = f"a farm runs in {self.home} already; stop it, or choose another FARM_HOME"
+        self._lock = locked(self.home / "lock", message)
         self._processes = FarmProcesses(self.logs)
         if self.broker_url:
             check_broker(self.broker_url)

@@ -58,9 +58,9 @@ def own_settings() -> tuple[Settings, IO[str]]:
         names += [f"{shared.node}-{job}", f"{shared.node}-{job}.{step}"]
     for name in names:
         folder = own_folder(shared.scratch, name, shared.database_url)
-        taken = f"node {name} runs on this machine already: set FARM_NODE to another name for this one"
+        message = f"node {name} runs on this machine already: set FARM_NODE to another name for this one"
         try:
-            lock = locked(folder / "lock", taken)
+            lock = locked(folder / "lock", message)
         except Conflict:
             if name != names[-1]:
                 continue

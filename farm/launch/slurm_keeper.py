@@ -142,12 +142,12 @@ class SlurmKeeper:
                 del self._awaited[array_id]
                 self._pause(pool, f"array {array_id} ended before a node of it was known: see {self._folder / 'logs'}")
 
-    def _pause(self, pool: str, why: str) -> None:
+    def _pause(self, pool: str, reason: str) -> None:
         n = self._n_failed[pool] = self._n_failed.get(pool, 0) + 1
         pause_s = min(_PAUSE_S[0] * 2 ** min(n - 1, 16), _PAUSE_S[1])
         self._not_before[pool] = self._clock() + pause_s
-        self._faults[pool] = why
-        log.error("Pool %s: %s; next try in %g s", pool, why, pause_s)
+        self._faults[pool] = reason
+        log.error("Pool %s: %s; next try in %g s", pool, reason, pause_s)
 
     def _idle_s(
         self, jobs: list[SlurmJob], node_of: Mapping[str, str], occupied: Mapping[str, int]

@@ -165,9 +165,9 @@ class Observer(PeriodicThread):
         except FarmError as error:
             self._leave_out(str(error))
 
-    def _leave_out(self, why: str) -> None:
+    def _leave_out(self, reason: str) -> None:
         self._traces_at = time.monotonic() + _COLLECTOR_AWAY_S
-        log.warning("Traces are dropped for %.0f s: %s", _COLLECTOR_AWAY_S, why)
+        log.warning("Traces are dropped for %.0f s: %s", _COLLECTOR_AWAY_S, reason)
 
 
 class AlarmLog(logging.Handler):

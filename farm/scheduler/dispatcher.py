@@ -273,14 +273,14 @@ class Dispatcher:
 
     def _lost(self, held: Claim, now: float, longest_s: float) -> None:
         """Close an attempt whose worker no longer renews its lease."""
-        what = f"{held.rollout_id}: the worker {held.owner} was lost in stage {held.stage}, attempt {held.attempt}"
+        message = f"{held.rollout_id}: the worker {held.owner} was lost in stage {held.stage}, attempt {held.attempt}"
         retry_settings = RetrySettings(self._settings.retry_s, self._settings.node_timeout_s)
 
         def end(connection: Connection) -> AttemptEnd | None:
             if not leases.is_expired(connection, held, now, math.inf if now == 0.0 else longest_s):
                 return None
             return attempts.end_attempt(
-                connection, held, Failure(Outcome.LOST, what), retry_decision(Outcome.LOST), retry_settings
+                connection, held, Failure(Outcome.LOST, message), retry_decision(Outcome.LOST), retry_settings
             )
 
         ending = self._answered(partial(self._store.write, batch_id=held.batch_id, rollout_id=held.rollout_id), end)

@@ -41,12 +41,12 @@ def acquire_leadership(connection: Connection, role: str, owner: str, lease_s: f
     """
     free = due(leaders.c.expires_at, 2 * lease_s)
     available = select(leaders.c.role).where(leaders.c.role == role, (leaders.c.owner == owner) | free)
-    taken = (
+    claim = (
         update(leaders)
         .where(leaders.c.role.in_(available.with_for_update(skip_locked=True, key_share=True)))
         .values(owner=owner, expires_at=db_now() + lease_s)
     )
-    if connection.execute(taken).rowcount:
+    if connection.execute(claim).rowcount:
         return True
     held = select(leaders.c.owner, free.label("free")).where(leaders.c.role == role)
     row = connection.execute(held).one_or_none()

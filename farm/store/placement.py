@@ -345,9 +345,9 @@ def requeue_all(connection: Connection, node: str) -> int:
     ).all()
     if active:
         held = [{"b_id": row.rollout_id, "b_attempt": row.attempt, "b_stage": row.stage} for row in active]
-        why = f"node {node} was drained, and its worker did not release the rollout in time"
-        connection.execute(_unhold.values(failure_message=why), held)
-        connection.execute(attempt_ends, [{**each, "b_result": DRAINED, "b_error": why} for each in held])
+        reason = f"node {node} was drained, and its worker did not release the rollout in time"
+        connection.execute(_unhold.values(failure_message=reason), held)
+        connection.execute(attempt_ends, [{**each, "b_result": DRAINED, "b_error": reason} for each in held])
     return requeue_of_dead_nodes(connection, [node])
 
 

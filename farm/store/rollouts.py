@@ -268,14 +268,14 @@ def ended_unscored(state: State, failure: Failure | None = None) -> dict[str, An
     """
     kind, message = (failure.kind, failure.message) if failure is not None else (None, None)
     # a literal of another column's type would skip the type that makes text fit for the database
-    why = literal(message, rollouts.c.failure_message.type)
+    failure_message = literal(message, rollouts.c.failure_message.type)
     never_scored = newest_score.is_(None)
     return {
         "state": case((never_scored, state.value), else_=State.COMPLETED.value),
         "outcome": case((never_scored, kind or Outcome.CANCELLED.value), else_=rollouts.c.policy_outcome),
         "reward": newest_score,
         "failure_kind": case((never_scored, kind)),
-        "failure_message": case((never_scored, why)),
+        "failure_message": case((never_scored, failure_message)),
         "finished_at": db_now(),
         **LEASE_CLEARED,
     }

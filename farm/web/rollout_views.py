@@ -98,8 +98,8 @@ def token_row(index: int, segment: Segment, figures: NDArray[np.float32] | None 
     mask = np.concatenate([np.full(len(segment.prompt_ids), 2, np.uint8), segment.response_mask])
     ids = np.concatenate([segment.prompt_ids, segment.response_ids])
     n_prompt = len(segment.prompt_ids)
-    none = np.full(n_prompt, NO_VERSION, np.int32)
-    versions = np.concatenate([none, segment.policy_versions])
+    no_version = np.full(n_prompt, NO_VERSION, np.int32)
+    versions = np.concatenate([no_version, segment.policy_versions])
     logprobs = np.concatenate([np.zeros(n_prompt, np.float32), segment.response_logprobs])
     n_shown = min(len(ids), MOST)
     changes = np.flatnonzero((np.diff(mask[:n_shown]) != 0) | (np.diff(versions[:n_shown]) != 0)) + 1

@@ -206,8 +206,8 @@ class PolarTasks:
             if not register_if_missing:
                 raise
             self._tombstone(task_id).change(lambda _: {"until": time.time() + _TOMBSTONE_S})
-            none = {"total_sessions": 0, "completed_sessions": 0, "results": [], "result_paths": []}
-            return {"task_id": task_id, "status": "cancelled", **none}
+            empty = {"total_sessions": 0, "completed_sessions": 0, "results": [], "result_paths": []}
+            return {"task_id": task_id, "status": "cancelled", **empty}
         self._farm.cancel(batch.batch_id)
         return self._status(task_id, batch)
 

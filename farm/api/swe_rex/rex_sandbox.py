@@ -232,8 +232,8 @@ class RexSandbox:
             await self._check_syntax(command)
         output = _text(shown.output.removesuffix(shown.expected or ""))
         if action.check == "raise" and shown.code is None:
-            why = shown.limit or "it is still running"
-            raise RexError(NO_CODE, f"command {command!r} has no exit code ({why}); its output:\n{output!r}")
+            reason = shown.limit or "it is still running"
+            raise RexError(NO_CODE, f"command {command!r} has no exit code ({reason}); its output:\n{output!r}")
         if action.check == "raise" and shown.code != 0:
             failed = f"command {command!r} failed with exit code {shown.code}; its output:\n{output!r}"
             raise _non_zero(failed, action.error_msg)

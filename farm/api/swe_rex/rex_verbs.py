@@ -108,8 +108,8 @@ def _folder_of(data: bytes) -> bytes:
             raise RexError(rex_sandbox.PLAIN, f"the zip cannot be unpacked: {_without(str(error), folder)}") from None
         except Exception as error:
             # for a broken zip the library raises arbitrary exceptions
-            why = str(error) if isinstance(error, zipfile.BadZipFile) else f"{type(error).__name__}: {error}"
-            raise RexError(rex_sandbox.BAD_ZIP, _without(why, folder)) from None
+            reason = str(error) if isinstance(error, zipfile.BadZipFile) else f"{type(error).__name__}: {error}"
+            raise RexError(rex_sandbox.BAD_ZIP, _without(reason, folder)) from None
     _check_size(len(packed.getvalue()))
     return packed.getvalue()
 

@@ -72,7 +72,7 @@ class NodeLine:
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + _PATIENCE_S, _PAUSE_S[0]
         call_id = call.call_id or secrets.token_hex(16)
-        sent_to = why = ""
+        sent_to = reason = ""
         while True:
             # read again before giving up: by now the farm may know that the sandbox has ended, and why
             address = await self._address(reference)
@@ -82,21 +82,23 @@ class NodeLine:
                     f"sandbox {address.sandbox_id}: its worker on node {address.node} ended during the call, which may "
                     "have been executed; its shells start again"
                 )
-            if why and loop.time() > deadline:
-                raise ServiceError(f"sandbox {address.sandbox_id}: {why}; set FARM_NODE_ADDRESS there if it never did")
+            if reason and loop.time() > deadline:
+                raise ServiceError(
+                    f"sandbox {address.sandbox_id}: {reason}; set FARM_NODE_ADDRESS there if it never did"
+                )
             try:
                 response = await self._sent(address, call, call_id)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                why = f"its node {address.node} cannot be reached at {address.url} ({type(error).__name__})"
+                reason = f"its node {address.node} cannot be reached at {address.url} ({type(error).__name__})"
             except httpx2.TransportError as error:
-                why = f"its node {address.node} gave no answer at {address.url} ({type(error).__name__})"
+                reason = f"its node {address.node} gave no answer at {address.url} ({type(error).__name__})"
                 sent_to = address.url
             else:
                 if response.is_success:
                     return response.content
                 if response.status_code != NOT_HERE:
                     raise error_of(response.content) or ServiceError(f"{address.url} is not a node of this farm")
-                why = f"its node {address.node} does not have it"
+                reason = f"its node {address.node} does not have it"
             self._known.pop(address.sandbox_id, None)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _PAUSE_S[1])

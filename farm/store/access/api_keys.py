@@ -110,8 +110,8 @@ def check_own(connection: Connection, caller: Caller, batch_id: str) -> None:
     """Raise Forbidden unless the caller submitted the batch or has `operate`. Raises NotFound."""
     if caller.may(Scope.OPERATE):
         return
-    one = select(batches.c.submitter).where(batches.c.batch_id == batch_id)
-    submitter = connection.execute(one).scalar_one_or_none()
+    statement = select(batches.c.submitter).where(batches.c.batch_id == batch_id)
+    submitter = connection.execute(statement).scalar_one_or_none()
     if submitter is None:
         raise NotFound(f"there is no batch {batch_id}")
     if submitter != caller.name:

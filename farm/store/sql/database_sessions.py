@@ -239,10 +239,10 @@ class SqliteFile:
         """Raise StoreGone if the opened file is no longer at its path."""
         if self._known is None or self._file_identity() == self._known:
             return
-        what = "replaced by another" if self.path.exists() else "removed"
+        change = "replaced by another" if self.path.exists() else "removed"
         raise StoreGone(
-            f"the database file {self.path} was {what} while it was in use: end this process, put the file back, start "
-            "again"
+            f"the database file {self.path} was {change} while it was in use: end this process, put the file back, "
+            "start again"
         )
 
     def _file_identity(self) -> tuple[int, int] | None:
