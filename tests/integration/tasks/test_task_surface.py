@@ -192,8 +192,8 @@ def test_missing_image_is_refused_at_submission_or_fails_without_retry(
         monkeypatch.setattr(absent_images, "REGISTRY_S", LONG_S)
         settings.cache_clear()
         try:
-            with pytest.raises(InvalidRequest) as raised:
-                here.client.submit({"instances": instances, "sandbox": kind})
+            with farm.connect(here.url) as client, pytest.raises(InvalidRequest) as raised:
+                client.submit({"instances": instances, "sandbox": kind})
         finally:
             monkeypatch.undo()
             settings.cache_clear()
