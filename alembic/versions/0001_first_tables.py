@@ -50,7 +50,7 @@ def downgrade() -> None:
         ),
         *("named_weights", "engine_users", "engines"),
         *("annotations", "rewards", "segments", "call_experts", "artefacts", "model_calls", "attempts"),
-        *("rollouts", "terminal_places", "deliveries", "instances"),
+        *("rollouts", "terminal_positions", "deliveries", "instances"),
         *("histograms", "measured_batches", "outbox", "batches"),
     ):
         op.drop_table(table)
@@ -76,11 +76,11 @@ def _batches() -> None:
         _text("pruned", sa.String(12)),
         sa.Column("pruned_at", sa.Double(), nullable=True),
         sa.Column("request", sa.JSON(), nullable=False),
-        sa.Column("awaits_place", sa.String(64), nullable=True),
+        sa.Column("awaits_position", sa.String(64), nullable=True),
         sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_batches")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_batches_idempotency_key")),
     )
-    op.create_index("ix_batches_awaits_place", "batches", ["awaits_place"])
+    op.create_index("ix_batches_awaits_position", "batches", ["awaits_position"])
     op.create_table(
         "instances",
         sa.Column("batch_id", sa.String(64), nullable=False),
@@ -105,13 +105,13 @@ def _batches() -> None:
         _of_batch("deliveries"),
     )
     op.create_table(
-        "terminal_places",
+        "terminal_positions",
         sa.Column("protocol", sa.String(64), nullable=False),
-        sa.Column("place", sa.Integer(), nullable=False),
+        sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("batch_id", sa.String(64), nullable=False),
-        sa.PrimaryKeyConstraint("protocol", "place", name=op.f("pk_terminal_places")),
-        sa.UniqueConstraint("batch_id", name=op.f("uq_terminal_places_batch_id")),
-        _of_batch("terminal_places"),
+        sa.PrimaryKeyConstraint("protocol", "position", name=op.f("pk_terminal_positions")),
+        sa.UniqueConstraint("batch_id", name=op.f("uq_terminal_positions_batch_id")),
+        _of_batch("terminal_positions"),
     )
 
 
@@ -281,7 +281,7 @@ def _played() -> None:
         sa.Column("policy_versions", sa.LargeBinary(), nullable=False),
         sa.Column("mismatch", sa.Integer(), nullable=True),
         sa.Column("turn_rewards", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("expert_places", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("expert_stretches", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("images", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "segment_index", name=op.f("pk_segments")),
         _of_rollout("segments"),

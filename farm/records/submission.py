@@ -41,8 +41,8 @@ class Score:
 class SubmittedCall(BaseModel):
     """A model call as passed to an evaluator.
 
-    `row` is the training row in which it was sampled, `place` the index of its last token in the row's response; None
-    for a call that does not train.
+    `row` is the training row in which it was sampled, `position` the index of its last token in the row's response.
+    Both are None for a call that does not train.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,7 +53,7 @@ class SubmittedCall(BaseModel):
     """The new messages of its conversation."""
     response: dict[str, Any]
     row: int | None = None
-    place: int | None = None
+    position: int | None = None
 
 
 class RowRewards(BaseModel):
@@ -91,7 +91,7 @@ def submitted_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tupl
             messages=call.messages,
             response=call.response,
             row=row,
-            place=position,
+            position=position,
         )
         submitted.append(shown)
     return tuple(submitted)
@@ -107,9 +107,11 @@ def row_rewards(
         raise ValueError(f"it has no {', '.join(unknown[:5])}")
     if unknown := [f"row {index}" for index in of_rows if index not in rows]:
         raise ValueError(f"it has no {', '.join(unknown[:5])}")
-    placed = [(known[index], reward) for index, reward in sorted(of_calls.items())]
+    rewarded = [(known[index], reward) for index, reward in sorted(of_calls.items())]
     turns = tuple(
-        (call.row, call.place, reward) for call, reward in placed if call.row is not None and call.place is not None
+        (call.row, call.position, reward)
+        for call, reward in rewarded
+        if call.row is not None and call.position is not None
     )
     return RowRewards(rows=dict(of_rows), turns=turns) if of_calls or of_rows else None
 

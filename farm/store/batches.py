@@ -74,7 +74,7 @@ def create(
         {
             "batch_id": batch_id,
             **{name: getattr(request, name) for name in _OF_REQUEST},
-            "awaits_place": _protocol_of(request.idempotency_key),
+            "awaits_position": _protocol_of(request.idempotency_key),
             "fingerprint": fingerprint,
             "created_at": now,
             "n_rollouts": n_rollouts,

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
 from farm.ids import RolloutRef
-from farm.records.experts.expert_places import ExpertStretch
+from farm.records.experts.expert_stretches import ExpertStretch
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.prefixes import Prefixes
 from farm.records.request import TrainCalls
@@ -213,7 +213,7 @@ def store_segments(
                     **{name: getattr(row, name) for name in _OF_SEGMENT},
                     "turn_rewards": [list(each) for each in row.turn_rewards] or None,
                     "images": list(row.images) or None,
-                    "expert_places": [list(astuple(each)) for each in stretches[index]] if any(stretches) else None,
+                    "expert_stretches": [list(astuple(each)) for each in stretches[index]] if any(stretches) else None,
                 }
                 for index, row in enumerate(rows)
             ],
@@ -240,7 +240,7 @@ def segments_of(
     segments: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
     stretches: defaultdict[tuple[str, int], list[list[list[int]]]] = defaultdict(list)
     for row in connection.execute(statement):
-        stretches[row.rollout_id, row.attempt].append(row.expert_places or [])
+        stretches[row.rollout_id, row.attempt].append(row.expert_stretches or [])
         segments[row.rollout_id].append(
             Segment(
                 **{name: getattr(row, name) for name in _OF_SEGMENT},

@@ -26,7 +26,7 @@ from sqlalchemy import Connection
 from farm.errors import AgentError, EvaluatorError, HandlerError, RolloutError
 from farm.ids import group_id
 from farm.observing.process_log import log_about
-from farm.records.experts.expert_places import ExpertStretch, places_of
+from farm.records.experts.expert_stretches import ExpertStretch, stretches_of
 from farm.records.rollout import Failure, Outcome, Stage, State
 from farm.records.trajectory import ROLE, ModelCall, Segment, version_range
 from farm.retry_policy import (
@@ -334,7 +334,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         summary = _summary(run_result, [call for call in calls if ROLE not in call.labels], rows)
         taken = {call.index for call in trained}
         others = [call for call in calls if call.index not in taken]
-        stretches = [places_of(row, calls) for row in rows]
+        stretches = [stretches_of(row, calls) for row in rows]
         resend_after_s = stage.worker.options.resend_after_s
         stage.write(partial(_advance_with_rows, stage.claim, resend_after_s, summary, rows, stretches, others))
         return stage.ended(f"advanced to eval: {run_result.outcome.value}, {len(calls)} turns")

@@ -124,9 +124,9 @@ class LightningRollouts:
         """Return a page of ended rollouts, in the order of their ends; deleted ones are only counted."""
         after, limit = max(0, query.after), min(max(1, query.limit), 10_000)
         store = self._farm.store
-        if store.read(partial(keyed_rollouts.any_unplaced, prefix=_PREFIX)):
+        if store.read(partial(keyed_rollouts.any_without_position, prefix=_PREFIX)):
             with suppress(IntegrityError):
-                store.write(partial(keyed_rollouts.place_ended, prefix=_PREFIX))
+                store.write(partial(keyed_rollouts.assign_positions, prefix=_PREFIX))
         page = partial(keyed_rollouts.ended, prefix=_PREFIX, consumer=_DELETED, after=after, limit=limit)
         rows, last, total = store.read(page)
         items = [

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from farm.records.experts.expert_places import ExpertStretch, assembled
+from farm.records.experts.expert_stretches import ExpertStretch, assembled
 from farm.records.experts.routed_experts import CallExperts, ExpertIds
 from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment

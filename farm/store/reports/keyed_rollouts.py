@@ -12,10 +12,10 @@ from farm.records.rollout import Rollout, Stage, State
 from farm.store.batches import rollout_record
 from farm.store.consumers import deliveries
 from farm.store.rollouts import batches, rollouts
-from farm.store.sql.schema import TerminalPlaceRow
+from farm.store.sql.schema import TerminalPositionRow
 
 Described = tuple[dict[str, Any], Rollout]
-places = TerminalPlaceRow.__table__
+positions = TerminalPositionRow.__table__
 
 _same_batch = rollouts.c.batch_id == batches.c.batch_id
 _live = rollouts.c.finish_seq.is_(None)
@@ -27,50 +27,50 @@ def shown(connection: Connection, prefix: str, consumer: str) -> list[Described]
     return [(row.request.get("metadata", {}), rollout_record(row)) for row in connection.execute(statement)]
 
 
-def any_unplaced(connection: Connection, prefix: str) -> bool:
-    """Return whether `place_ended` would find any; a read, so that a client that polls writes nothing."""
-    return connection.execute(_unplaced(prefix).limit(1)).first() is not None
+def any_without_position(connection: Connection, prefix: str) -> bool:
+    """Return whether `assign_positions` would find any; a read, so that a client that polls writes nothing."""
+    return connection.execute(_without_position(prefix).limit(1)).first() is not None
 
 
-def place_ended(connection: Connection, prefix: str) -> int:
-    """Assign places to ended rollouts without one, after all others, in the order of their ends; return how many.
+def assign_positions(connection: Connection, prefix: str) -> int:
+    """Assign positions to ended rollouts without one, after all others, in the order of their ends; return how many.
 
-    A rollout that is committed late gets a later place, and is not skipped. Raises IntegrityError if another process
-    assigns these places at the same moment: then they have them.
+    A rollout that is committed late gets a later position, and is not skipped. Raises IntegrityError if another process
+    assigns these positions at the same moment: then they have them.
     """
-    batch_ids = connection.execute(_unplaced(prefix)).scalars().all()
-    last = _last_place(connection, prefix)
-    rows = [{"protocol": prefix, "place": n, "batch_id": each} for n, each in enumerate(batch_ids, last + 1)]
+    batch_ids = connection.execute(_without_position(prefix)).scalars().all()
+    last = _last_position(connection, prefix)
+    rows = [{"protocol": prefix, "position": n, "batch_id": each} for n, each in enumerate(batch_ids, last + 1)]
     if rows:
-        connection.execute(insert(places), rows)
-        placed = update(batches).where(batches.c.batch_id == bindparam("placed"))
-        connection.execute(placed.values(awaits_place=None), [{"placed": each} for each in batch_ids])
+        connection.execute(insert(positions), rows)
+        assigned = update(batches).where(batches.c.batch_id == bindparam("assigned"))
+        connection.execute(assigned.values(awaits_position=None), [{"assigned": each} for each in batch_ids])
     return len(rows)
 
 
 def ended(
     connection: Connection, prefix: str, consumer: str, after: int, limit: int
 ) -> tuple[Sequence[tuple[dict[str, Any], Rollout, bool]], int, int]:
-    """Return the rollouts after a place, in order of places, each with whether a consumer acknowledged it.
+    """Return the rollouts after a position, in order of positions, each with whether a consumer acknowledged it.
 
-    Also returns the place of the last of them, `after` if there is none, and the last place of all.
+    Also returns the position of the last of them, `after` if there is none, and the last position of all.
     """
-    same_batch = and_(places.c.batch_id == batches.c.batch_id, places.c.protocol == prefix)
-    joined = _joined(prefix, consumer).add_columns(places.c.place).join(places, same_batch)
-    ordered = joined.where(places.c.place > after).order_by(places.c.place)
+    same_batch = and_(positions.c.batch_id == batches.c.batch_id, positions.c.protocol == prefix)
+    joined = _joined(prefix, consumer).add_columns(positions.c.position).join(positions, same_batch)
+    ordered = joined.where(positions.c.position > after).order_by(positions.c.position)
     rows = connection.execute(ordered.limit(limit)).all()
     described = [(row.request.get("metadata", {}), rollout_record(row), row.cursor is not None) for row in rows]
-    return described, rows[-1].place if rows else after, _last_place(connection, prefix)
+    return described, rows[-1].position if rows else after, _last_position(connection, prefix)
 
 
-def _last_place(connection: Connection, prefix: str) -> int:
-    last = select(func.max(places.c.place)).where(places.c.protocol == prefix)
+def _last_position(connection: Connection, prefix: str) -> int:
+    last = select(func.max(positions.c.position)).where(positions.c.protocol == prefix)
     return connection.execute(last).scalar_one() or 0
 
 
-def _unplaced(prefix: str) -> Select[Any]:
+def _without_position(prefix: str) -> Select[Any]:
     statement = select(batches.c.batch_id).join(rollouts, _same_batch)
-    chosen = statement.where(batches.c.awaits_place == prefix, rollouts.c.finished_at.is_not(None))
+    chosen = statement.where(batches.c.awaits_position == prefix, rollouts.c.finished_at.is_not(None))
     return chosen.order_by(rollouts.c.finished_at, rollouts.c.rollout_id)
 
 

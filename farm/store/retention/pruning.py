@@ -29,11 +29,11 @@ from farm.store.nodes import nodes
 from farm.store.retention.kept import RetentionLevel
 from farm.store.rollouts import attempts, batches, instances, rewards, rollouts
 from farm.store.sql.clock import age_of, db_now
-from farm.store.sql.schema import TerminalPlaceRow
+from farm.store.sql.schema import TerminalPositionRow
 from farm.store.trajectories import model_calls, segment_rows
 
 T = TypeVar("T")
-places = TerminalPlaceRow.__table__
+positions = TerminalPositionRow.__table__
 
 _FIRST, _MOST = 4, 512
 """Rollouts per transaction, at first and at most."""
@@ -207,7 +207,7 @@ def _prunable(connection: Connection, batch_id: str, older_s: float, kept: Reten
     is_open = select(literal(1)).where(of_batch, rollouts.c.finish_seq.is_(None)).limit(1)
     if row.pinned or connection.execute(is_open).first() is not None:
         return None
-    if kept is RetentionLevel.NOTHING and _has_last_place(connection, batch_id):
+    if kept is RetentionLevel.NOTHING and _has_last_position(connection, batch_id):
         return None
     cutoff = connection.execute(select(db_now() - older_s)).scalar_one()
     if (ended_at or row.created_at) >= cutoff or _is_consumed(connection, batch_id, row.run, cutoff):
@@ -215,10 +215,12 @@ def _prunable(connection: Connection, batch_id: str, older_s: float, kept: Reten
     return PrunedBatch(batch_id, row.n_rollouts, ended_at or row.created_at, kept)
 
 
-def _has_last_place(connection: Connection, batch_id: str) -> bool:
-    """Return whether a batch has the last place of a protocol, from which the next are counted: then it stays."""
-    own = places.alias()
-    later = select(literal(1)).where(places.c.protocol == own.c.protocol, places.c.place > own.c.place).exists()
+def _has_last_position(connection: Connection, batch_id: str) -> bool:
+    """Return whether a batch has the last position of a protocol, from which the next are counted: then it stays."""
+    own = positions.alias()
+    later = (
+        select(literal(1)).where(positions.c.protocol == own.c.protocol, positions.c.position > own.c.position).exists()
+    )
     statement = select(literal(1)).select_from(own).where(own.c.batch_id == batch_id, ~later)
     return connection.execute(statement).first() is not None
 

@@ -74,9 +74,9 @@ _ZERO = text("0")
 class Batch(Base):
     """One submitted batch. `last_seq` is the last end number; rollouts are numbered in the order in which they end.
 
-    `awaits_place` names its protocol until its end has a place; an index finds the waiting ones, however many batches
-    there ever were. `pruned` is the retention level (`farm.store.retention`), null if all is kept; `pruned_at` is the
-    end of the pruning.
+    `awaits_position` names its protocol until its end has a position; an index finds the waiting ones, however many
+    batches there ever were. `pruned` is the retention level (`farm.store.retention`), null if all is kept; `pruned_at`
+    is the end of the pruning.
     """
 
     __tablename__ = "batches"
@@ -98,7 +98,7 @@ class Batch(Base):
     pruned: Mapped[str] = mapped_column(short_text(12), server_default=text("''"))
     pruned_at: Mapped[float | None]
     request: Mapped[dict[str, Any]]
-    awaits_place: Mapped[str | None] = mapped_column(short_text(), index=True)
+    awaits_position: Mapped[str | None] = mapped_column(short_text(), index=True)
 
 
 class InstanceRow(Base):
@@ -242,7 +242,7 @@ class ModelCallRow(Base):
 class SegmentRow(Base):
     """One training row of the attempt that counts. `turn_rewards` are pairs of a position and a reward; null for none.
 
-    `expert_places` are [begin, end, call, at], an `ExpertStretch` each; null if no call has experts. `images` are
+    `expert_stretches` are [begin, end, call, at], an `ExpertStretch` each; null if no call has experts. `images` are
     digests; null if it has none.
     """
 
@@ -259,7 +259,7 @@ class SegmentRow(Base):
     policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
     mismatch: Mapped[int | None]
     turn_rewards: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
-    expert_places: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    expert_stretches: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     images: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
@@ -587,15 +587,15 @@ class OutboxRow(Base):
     abandoned_at: Mapped[float | None]
 
 
-class TerminalPlaceRow(Base):
-    """The place of a batch of one, whose rollout has ended, in the order in which clients of a protocol receive it.
+class TerminalPositionRow(Base):
+    """The position of a batch of one, whose rollout has ended, in the order in which a protocol's clients receive it.
 
-    Places begin at 1 and grow by one. A place is assigned once the batch's end is visible to all. The place of a batch
-    of which retention leaves nothing is not assigned again.
+    Positions begin at 1 and grow by one. A position is assigned once the batch's end is visible to all. The position of
+    a batch of which retention leaves nothing is not assigned again.
     """
 
-    __tablename__ = "terminal_places"
+    __tablename__ = "terminal_positions"
 
     protocol: Mapped[str] = mapped_column(short_text(), primary_key=True)
-    place: Mapped[int] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
     batch_id: Mapped[OfBatch] = mapped_column(unique=True)

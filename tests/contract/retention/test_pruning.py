@@ -17,7 +17,7 @@ from farm.client.local import LocalFarm
 from farm.errors import FarmError, NotFound, Pruned
 from farm.ids import RolloutRef
 from farm.notifications import Signals
-from farm.records.experts.expert_places import places_of
+from farm.records.experts.expert_stretches import stretches_of
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Stage
 from farm.records.trajectory import Segment, token_ids
@@ -72,7 +72,7 @@ def _run_rollout(store: Store, rollout_id: str, batch_id: str) -> None:
         for attempt in (0, 1):
             record_call(connection, CallLog(rollout_id, attempt).row(call), experts)
         artefacts.keep(connection, held, "out", "text/plain", 3, artefacts.packed(b"abc"))
-        store_segments(connection, rollout_id, batch_id, 1, [segment], [places_of(segment, [call])])
+        store_segments(connection, rollout_id, batch_id, 1, [segment], [stretches_of(segment, [call])])
 
     store.write(record)
     ended = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
@@ -241,10 +241,10 @@ def test_ended_run_and_consumer_hold_no_batch(store: Store) -> None:
 
 def test_protocol_places_are_not_reused_after_pruning(store: Store) -> None:
     first, last = (ended_batch(store, n=1, idempotency_key=f"lightning:{each}") for each in "ab")
-    assert store.write(lambda connection: keyed_rollouts.place_ended(connection, "lightning:")) == 2
+    assert store.write(lambda connection: keyed_rollouts.assign_positions(connection, "lightning:")) == 2
     assert pruned(store, RetentionLevel.NOTHING) == [first]
     ended_batch(store, n=1, age_s=0.0, idempotency_key="lightning:c")
-    assert store.write(lambda connection: keyed_rollouts.place_ended(connection, "lightning:")) == 1
+    assert store.write(lambda connection: keyed_rollouts.assign_positions(connection, "lightning:")) == 1
     reported, _, newest = store.read(lambda connection: keyed_rollouts.ended(connection, "lightning:", "c", 2, 10))
     assert (len(reported), newest) == (1, 3), "a client with two reported rollouts gets the third"
     assert pruned(store, RetentionLevel.NOTHING) == [last]

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from farm.errors import EngineError
-from farm.records.experts.expert_places import assembled, places_of
+from farm.records.experts.expert_stretches import assembled, stretches_of
 from farm.records.experts.routed_experts import RowExperts
 from farm.records.request import SamplingParams
 from farm.records.trajectory import ModelCall, Segment, segments, segments_per_call
@@ -31,7 +31,7 @@ WIRES = [("vllm", True), ("vllm", False), ("sglang", False)]
 def experts_of(row: Segment, calls: Sequence[ModelCall]) -> RowExperts:
     found = {call.index: call.routed_experts for call in calls if call.routed_experts is not None}
     of_calls = {index: each.ids for index, each in found.items() if each.ids is not None}
-    experts = assembled(len(row.prompt_ids) + len(row.response_ids), places_of(row, calls), of_calls)
+    experts = assembled(len(row.prompt_ids) + len(row.response_ids), stretches_of(row, calls), of_calls)
     assert experts is not None
     return experts
 
@@ -250,6 +250,6 @@ def test_unrequested_experts_are_not_stored() -> None:
         completion = await bench.ask(bench.policy(), [USER])
         assert completion.routed_experts is None
         [row] = segments(bench.calls)
-        assert places_of(row, bench.calls) == ()
+        assert stretches_of(row, bench.calls) == ()
 
     run(main, EngineDouble(experts=ROUTING))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection
 
-from farm.records.experts.expert_places import places_of
+from farm.records.experts.expert_stretches import stretches_of
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Stage
 from farm.records.trajectory import ModelCall, segments, token_ids
@@ -149,11 +149,11 @@ def test_experts_are_written_once_and_freed_from_memory(store: Store, held: Clai
     asyncio.run(all_of_them())
     assert [call.routed_experts and call.routed_experts.ids for call in calls] == [None, None]
     [row] = segments(calls)
-    places = [places_of(row, recorder.in_order())]
+    stretches = [stretches_of(row, recorder.in_order())]
     batch_id = held.batch_id
 
     def ended(connection: Connection) -> None:
-        trajectories.store_segments(connection, held.rollout_id, batch_id, held.attempt, [row], places)
+        trajectories.store_segments(connection, held.rollout_id, batch_id, held.attempt, [row], stretches)
 
     store.write(ended)
     assert advance(store, held, n_segments=1, policy_outcome="submitted", submission={"answer": "42"})

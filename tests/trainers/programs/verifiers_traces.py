@@ -14,7 +14,7 @@ from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unuse
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
 
 from farm.adapters.verifiers.traces import RecordedRollout, trace_of, trace_task
-from farm.records.experts.expert_places import assembled, places_of
+from farm.records.experts.expert_stretches import assembled, stretches_of
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Outcome, Reward, Rollout, Stage, State
 from farm.records.trajectory import Message, ModelCall, segments, token_ids
@@ -112,7 +112,7 @@ def routed() -> dict[str, Any]:
     ]
     [row] = segments(calls)
     of_calls = {each.index: truth[start:end] for each, start, end in zip(calls, starts, ends, strict=True)}
-    experts = assembled(7, places_of(row, calls), of_calls)
+    experts = assembled(7, stretches_of(row, calls), of_calls)
     played = replace(rollout(0.25), segments=(replace(row, routed_experts=experts),))
     task = trace_task({"data_source": "chat", "fields": {}})
     trace = trace_of(RecordedRollout(played, calls, [], []), task, "policy", SamplingConfig())

@@ -28,7 +28,7 @@ CALLS = [
 
 def test_call_is_placed_where_it_was_sampled() -> None:
     shown = submitted_calls(CALLS, segments(CALLS))
-    assert [(each.index, each.row, each.place) for each in shown] == [(0, 0, 1), (1, 0, 3), (2, 1, 1), (3, 2, 0)]
+    assert [(each.index, each.row, each.position) for each in shown] == [(0, 0, 1), (1, 0, 3), (2, 1, 1), (3, 2, 0)]
     assert shown[0].messages == [{"role": "user", "content": "u"}]
     for each in shown:
         assert each.response == ANSWER
@@ -36,7 +36,7 @@ def test_call_is_placed_where_it_was_sampled() -> None:
 
 def test_per_call_rows_hold_one_call_each() -> None:
     shown = submitted_calls(CALLS, segments_per_call(CALLS))
-    assert [(each.row, each.place) for each in shown] == [(0, 1), (1, 0), (2, 1), (3, 0)]
+    assert [(each.row, each.position) for each in shown] == [(0, 1), (1, 0), (2, 1), (3, 0)]
 
 
 def test_equal_calls_have_a_row_each() -> None:
@@ -53,7 +53,7 @@ def test_call_that_does_not_train_has_no_place() -> None:
     without = call(4, [1], [2])
     without.response_ids = None
     shown = submitted_calls([*CALLS[:1], without], masked)
-    assert [(each.row, each.place) for each in shown] == [(None, None)] * 2
+    assert [(each.row, each.position) for each in shown] == [(None, None)] * 2
     given = row_rewards(shown, {0: 1.0, 4: 2.0}, {})
     assert given == RowRewards()
 

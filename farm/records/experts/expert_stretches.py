@@ -29,7 +29,7 @@ class ExpertStretch:
     at: int
 
 
-def places_of(row: Segment, calls: Sequence[ModelCall]) -> tuple[ExpertStretch, ...]:
+def stretches_of(row: Segment, calls: Sequence[ModelCall]) -> tuple[ExpertStretch, ...]:
     """Return the stretches of a row with experts in its rollout's calls, in order; none if no call has any."""
     if all(call.routed_experts is None for call in calls):
         return ()

@@ -40,33 +40,33 @@ def end(store: Store, batch_id: str, ago_s: float = 0.0) -> None:
     store.write(work)
 
 
-def place_and_list(store: Store, after: int = 0, limit: int = 10) -> tuple[list[str], int, int]:
+def assign_and_list(store: Store, after: int = 0, limit: int = 10) -> tuple[list[str], int, int]:
     with suppress(IntegrityError):
-        store.write(partial(keyed_rollouts.place_ended, prefix=PREFIX))
+        store.write(partial(keyed_rollouts.assign_positions, prefix=PREFIX))
     page = partial(keyed_rollouts.ended, prefix=PREFIX, consumer="c", after=after, limit=limit)
     rows, last, total = store.read(page)
     return [metadata["name"] for metadata, _, _ in rows], last, total
 
 
-def test_places_are_kept_and_pages_are_consecutive(store: Store) -> None:
-    assert place_and_list(store) == ([], 0, 0)
-    assert place_and_list(store, after=7) == ([], 7, 0)
+def test_positions_are_kept_and_pages_are_consecutive(store: Store) -> None:
+    assert assign_and_list(store) == ([], 0, 0)
+    assert assign_and_list(store, after=7) == ([], 7, 0)
     ids = {name: begin(store, name) for name in "abcd"}
     for name, ago_s in (("c", 3.0), ("a", 2.0)):
         end(store, ids[name], ago_s)
-    assert store.read(partial(keyed_rollouts.any_unplaced, prefix=PREFIX))
-    assert place_and_list(store) == (["c", "a"], 2, 2)
-    assert not store.read(partial(keyed_rollouts.any_unplaced, prefix=PREFIX))
-    waiting = select(batches_table.c.batch_id).where(batches_table.c.awaits_place.is_not(None))
+    assert store.read(partial(keyed_rollouts.any_without_position, prefix=PREFIX))
+    assert assign_and_list(store) == (["c", "a"], 2, 2)
+    assert not store.read(partial(keyed_rollouts.any_without_position, prefix=PREFIX))
+    waiting = select(batches_table.c.batch_id).where(batches_table.c.awaits_position.is_not(None))
     found = store.read(lambda connection: connection.execute(waiting).scalars().all())
-    assert {*found} == {ids["d"], ids["b"]}, "those with a place are looked at no more"
+    assert {*found} == {ids["d"], ids["b"]}, "those with a position are not read again"
     end(store, ids["d"], 100.0)
     end(store, ids["b"])
-    assert place_and_list(store, after=2) == (["d", "b"], 4, 4), "earlier ends that come later are told later"
-    assert place_and_list(store, after=1, limit=2) == (["a", "d"], 3, 4)
+    assert assign_and_list(store, after=2) == (["d", "b"], 4, 4), "earlier ends that come later come later in the pages"
+    assert assign_and_list(store, after=1, limit=2) == (["a", "d"], 3, 4)
     again = update(rollouts).where(rollouts.c.batch_id == ids["c"]).values(finished_at=None)
     store.write(lambda connection: connection.execute(again))
-    assert place_and_list(store, after=2) == (["d", "b"], 4, 4), "one that is scored again shifts none"
+    assert assign_and_list(store, after=2) == (["d", "b"], 4, 4), "a rollout that is scored again shifts no other"
 
 
 def test_end_with_a_slow_commit_is_not_skipped(store: Store) -> None:
@@ -93,16 +93,16 @@ def test_end_with_a_slow_commit_is_not_skipped(store: Store) -> None:
                 wait([committed])
             else:
                 end(store, quick)
-                assert place_and_list(store) == (["quick"], 1, 1)
+                assert assign_and_list(store) == (["quick"], 1, 1)
                 go.set()
                 wait([committed])
-                assert place_and_list(store, after=1) == (["slow"], 2, 2)
+                assert assign_and_list(store, after=1) == (["slow"], 2, 2)
     finally:
         other.close()
-    assert sorted(place_and_list(store)[0]) == (["slow"] if store.url.startswith("sqlite") else ["quick", "slow"])
+    assert sorted(assign_and_list(store)[0]) == (["slow"] if store.url.startswith("sqlite") else ["quick", "slow"])
 
 
-def test_concurrent_processes_give_each_end_one_place(store: Store) -> None:
+def test_concurrent_processes_give_each_end_one_position(store: Store) -> None:
     others = [Store(store.url) for _ in range(4)]
     for n in range(8):
         end(store, begin(store, f"{n}"), 8.0 - n)
@@ -110,7 +110,7 @@ def test_concurrent_processes_give_each_end_one_place(store: Store) -> None:
 
     def tell(other: Store) -> Any:
         start.wait()
-        return place_and_list(other)
+        return assign_and_list(other)
 
     try:
         with ThreadPoolExecutor(len(others)) as threads:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.records.experts.expert_places import ExpertStretch, assembled, places_of
+from farm.records.experts.expert_stretches import ExpertStretch, assembled, stretches_of
 from farm.records.experts.routed_experts import CallExperts, ExpertIds, RowExperts
 from farm.records.trajectory import ModelCall, Segment, segments, token_ids
 from tests.services.model_calls import model_call
@@ -36,7 +36,7 @@ def taken(row: Segment, calls: Sequence[ModelCall]) -> list[int]:
     for each in calls:
         if each.routed_experts is not None and each.routed_experts.ids is not None:
             of_calls[each.index] = each.routed_experts.ids
-    experts = assembled(len(row.prompt_ids) + len(row.response_ids), places_of(row, calls), of_calls)
+    experts = assembled(len(row.prompt_ids) + len(row.response_ids), stretches_of(row, calls), of_calls)
     if experts is None:
         return []
     result: list[int] = experts.ids[:, 0, 0].tolist()
@@ -92,23 +92,23 @@ def test_number_of_ranges_equals_the_number_of_calls() -> None:
         calls.append(call(index, ids, [2, 3], start=max(len(ids) - 2, 0) if index else 0))
         ids = [*ids, 2, 3, 4]
     [row] = segments(calls)
-    places = places_of(row, calls)
-    assert [each.call for each in places] == list(range(50))
-    assert [each.begin for each in places[1:]] == [each.end for each in places[:-1]]
+    stretches = stretches_of(row, calls)
+    assert [each.call for each in stretches] == list(range(50))
+    assert [each.begin for each in stretches[1:]] == [each.end for each in stretches[:-1]]
     assert taken(row, calls)[-1] == 0
     assert all(taken(row, calls)[:-1])
 
 
 def test_dtypes_of_calls_may_differ_and_shapes_may_not() -> None:
     narrow, wide = np.full((2, 2, 3), 7, np.uint8), np.full((2, 2, 3), 700, np.uint16)
-    places = [ExpertStretch(0, 2, 0, 0), ExpertStretch(2, 4, 1, 0)]
-    experts = assembled(5, places, {0: narrow, 1: wide})
+    stretches = [ExpertStretch(0, 2, 0, 0), ExpertStretch(2, 4, 1, 0)]
+    experts = assembled(5, stretches, {0: narrow, 1: wide})
     assert experts is not None
     assert experts.ids[:, 0, 0].tolist() == [7, 7, 700, 700, 0]
-    other = assembled(5, places, {0: narrow, 1: np.ones((2, 1, 3), np.uint8)})
+    other = assembled(5, stretches, {0: narrow, 1: np.ones((2, 1, 3), np.uint8)})
     assert other is not None
     assert other.known.tolist() == [1, 1, 0, 0, 0]
-    assert assembled(5, places, {}) is None
+    assert assembled(5, stretches, {}) is None
 
 
 def test_parts_of_one_call_must_be_contiguous() -> None:
