@@ -27,7 +27,7 @@ from tests.chaos.faults import deck
 from tests.chaos.parts import Parts, Size
 from tests.chaos.plan import digest, plan
 from tests.chaos.run import Run
-from tests.services.farms import farm_folder
+from tests.services.farms import farm_folder, paths_below
 from workers.testing import plugin_path
 
 _PATIENCE_S = 20.0
@@ -118,7 +118,7 @@ def _left_now(before: Leftovers, folder: Path) -> list[str]:
     """Return them without descriptors, which belong to this process and not to the farm."""
     kinds = {kind: names for kind, names in before.leftovers().items() if kind != "descriptors"}
     kinds["mounts"] = [line for line in kinds["mounts"] if not is_disk(line)]
-    paths = (folder / "scratch").rglob("*")
+    paths = paths_below(folder / "scratch")
     kinds["files"] = [str(path) for path in (folder / "tmp").glob("*")]
     kinds["files"] += [str(path) for path in paths if path.parent.name == "sandboxes" or path.is_socket()]
     return [f"{kind}: {each}" for kind, names in kinds.items() for each in names]

@@ -14,7 +14,7 @@ import farm
 from farm.embedded.embedded_farm import Embedded
 from farm.errors import InvalidRequest
 from tests.doubles import EngineDouble
-from tests.services.farms import embedded, farm_folder
+from tests.services.farms import embedded, farm_folder, paths_below
 from workers.testing.engine import MODEL
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -86,7 +86,8 @@ def test_stem_example_is_scored_by_rules_and_a_judge_with_a_hidden_key(bench: Ju
     calls = [call.engine for rollout in rollouts for call in bench.client.calls(rollout.rollout_id)]
     assert bench.judge_url not in calls
     shown = repr([bench.client.status(batch_id), rollouts, details, bench.client.engines(), calls])
-    shown += "".join(log.read_text(errors="replace") for log in Path(bench.here.home).rglob("*.log"))
+    logs = [path for path in paths_below(Path(bench.here.home)) if path.suffix == ".log"]
+    shown += "".join(log.read_text(errors="replace") for log in logs)
     assert KEY not in shown
 
 

@@ -177,6 +177,11 @@ def processes_of(folder: Path) -> list[str]:
     return result
 
 
+def paths_below(folder: Path) -> list[Path]:
+    """Return the files and folders below a folder. `rglob` fails on a folder that a running farm removes meanwhile."""
+    return [Path(parent, name) for parent, folders, files in os.walk(folder) for name in folders + files]
+
+
 def left_of(folder: Path) -> list[str]:
     """Return everything that a stopped farm should not have left: processes, mounts, sandboxes, sockets.
 
@@ -186,6 +191,6 @@ def left_of(folder: Path) -> list[str]:
     while processes_of(folder) and not deadline.passed():
         time.sleep(_PAUSE_S[0])
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
-    scratch = folder / "scratch"
-    files = [str(path) for path in scratch.rglob("*") if path.parent.name == "sandboxes" or path.is_socket()]
+    paths = paths_below(folder / "scratch")
+    files = [str(path) for path in paths if path.parent.name == "sandboxes" or path.is_socket()]
     return processes_of(folder) + mounts + files

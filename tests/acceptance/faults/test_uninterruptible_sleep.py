@@ -14,7 +14,7 @@ import pytest
 import farm
 from farm.records.rollout import Outcome, Rollout, Stage, State
 from tests.conftest import absent
-from tests.services.farms import embedded, farm_folder, left_of, until
+from tests.services.farms import embedded, farm_folder, left_of, paths_below, until
 from tests.services.servers.fuse import missing, state_of
 from tests.services.silent_mounts import PLACE, installed_in
 
@@ -107,7 +107,7 @@ def test_uninterruptible_processes_fail_only_their_own_rollouts(folder: Path, se
         assert uninterruptible_processes().count("cat") >= 2, "they sleep on"
         again = client.collect(client.submit(request | {"instances": [lively] * 8}), timeout_s=600)
         assert workers_of(client, again) == workers, "the same workers continue"
-    assert not [path for path in sandboxes.rglob("*") if path.parent.name == "sandboxes"]
+    assert not [path for path in paths_below(sandboxes) if path.parent.name == "sandboxes"]
     wake(servers)
     until(lambda: not left_of(folder), lambda: f"nothing is left: {left_of(folder)}")
 

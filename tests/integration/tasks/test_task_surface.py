@@ -18,7 +18,7 @@ from farm.settings import settings
 from testkit.deadline import LONG_S
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.integration.tasks.task_plugin import installed_in, known_here
-from tests.services.farms import embedded, farm_folder, left_of, until
+from tests.services.farms import embedded, farm_folder, left_of, paths_below, until
 from tests.services.servers.registry import registry
 from workers.sandboxes import absent_images
 
@@ -58,7 +58,7 @@ class TaskFarm:
         return self.client.rollout(rollout.rollout_id)
 
     def layers(self) -> list[str]:
-        return [path.name for path in (self.folder / "scratch").rglob("left-*")]
+        return [path.name for path in paths_below(self.folder / "scratch") if path.name.startswith("left-")]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_archive_is_shared_by_digest_and_an_unknown_one_is_refused(here: TaskFar
     instances = [{"data_source": "stepped", "fields": fields, "archive": digest}] * 2
     rollouts = here.client.collect(here.client.submit({"instances": instances, "n_samples": 2}), timeout_s=300)
     assert [here.reward(each)[1]["answer"] for each in rollouts] == ["be quick\n"] * 4
-    folders = list((here.folder / "scratch").rglob(f"archives/{digest}/files"))
+    folders = [path for path in paths_below(here.folder / "scratch") if path.match(f"archives/{digest}/files")]
     # modes of files in images and sandboxes, whatever the umask
     assert [oct(path.stat().st_mode & 0o777) for each in folders for path in (each, each / "instruction.md")] == [
         "0o755",
@@ -229,7 +229,7 @@ def test_secrets_reach_the_sandbox_and_are_not_stored_or_logged(here: TaskFarm) 
     unnamed = here.run("plain", fields, max_attempts=1)
     assert unnamed.failure is not None
     assert "no secret for: KEY" in unnamed.failure.message
-    logs = [path for path in here.folder.rglob("*.log") if SECRET.encode() in path.read_bytes()]
+    logs = [path for path in paths_below(here.folder) if path.suffix == ".log" and SECRET.encode() in path.read_bytes()]
     assert logs == []
     with sqlite3.connect(here.folder / "home" / "farm.db") as database:
         dump = [line for line in database.iterdump() if SECRET in line]
