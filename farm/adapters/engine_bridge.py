@@ -166,7 +166,7 @@ class EngineBridge:
             body = await _body(receive)
             if body is None:
                 return _failed(413, f"the request has more than {_MAX_BODY} bytes")
-            return await _unless_gone(receive, self._generated(body, headers.get("x-session-id", "")))
+            return await _unless_disconnected(receive, self._generated(body, headers.get("x-session-id", "")))
         if route == ("GET", "/v1/models"):
             card = {
                 "id": self.tokenizer or "policy",
@@ -328,10 +328,10 @@ async def _body(receive: Any) -> bytes | None:
             return b"".join(parts)
 
 
-async def _unless_gone(receive: Any, answering: Awaitable[_Answer]) -> _Answer | None:
+async def _unless_disconnected(receive: Any, answering: Awaitable[_Answer]) -> _Answer | None:
     """Return the answer; None if the client disconnected, which cancels the engine's call."""
     answer = asyncio.ensure_future(answering)
-    disconnect = asyncio.ensure_future(_gone(receive))
+    disconnect = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((answer, disconnect), return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else None
@@ -340,6 +340,6 @@ async def _unless_gone(receive: Any, answering: Awaitable[_Answer]) -> _Answer |
             task.cancel()
 
 
-async def _gone(receive: Any) -> None:
+async def _disconnected(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -46,7 +46,7 @@ class LocalBorrower(Borrower):
         self._store = store
         self._signals = signals
         self._max_open = max_open
-        self._line = NodeLine(self._found)
+        self._line = NodeLine(self._sandbox_address)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -150,7 +150,7 @@ class LocalBorrower(Borrower):
         caller = current_caller()
         return self._store.read(lambda connection: borrowed_sandboxes.address(connection, reference, caller))
 
-    async def _found(self, reference: str) -> tuple[BorrowedSandbox, SandboxAddress | None]:
+    async def _sandbox_address(self, reference: str) -> tuple[BorrowedSandbox, SandboxAddress | None]:
         return await asyncio.to_thread(self.address, reference)
 
     def call(self, reference: str, call: Request) -> Any:

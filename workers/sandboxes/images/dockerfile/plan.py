@@ -401,9 +401,13 @@ class CopyPlanner:
 
     def _named(self, source: str) -> list[str]:
         names = self.context.named(source)
-        if not names and not is_pattern(source):
-            raise ValueError(f"{source} is not in the context {self.context.folder}, or .dockerignore leaves it out")
+        if not names:
+            self._refuse_missing(source)
         return names
+
+    def _refuse_missing(self, source: str) -> None:
+        if not is_pattern(source):
+            raise ValueError(f"{source} is not in the context {self.context.folder}, or .dockerignore leaves it out")
 
     def _with_parents(self, source: str, excluded: Patterns) -> list[Source]:
         pivot, mark, inside = source.partition("/./")
@@ -416,8 +420,8 @@ class CopyPlanner:
             files = _matching(tree, wanted.fullmatch) if wanted.pattern else tree
             if files:
                 sources.append(FromContext(name, tuple(files), digest_of(files, self.digests)))
-        if not sources and not is_pattern(source):
-            raise ValueError(f"{source} is not in the context {self.context.folder}, or .dockerignore leaves it out")
+        if not sources:
+            self._refuse_missing(source)
         return sources
 
 
