@@ -66,7 +66,7 @@ def solve_rate(instance: int) -> float:
 
 @cache
 def sample_of(instance: int, sample: int, repeat: int) -> tuple[float, float]:
-    """Return the reward and the seconds of a sample, the `play`th time that it runs."""
+    """Return the reward and the seconds of a sample, when it runs for the `repeat`th time."""
     drawn = random.Random(f"{_SEED}:{instance}:{sample}:{repeat}")
     return float(drawn.random() < solve_rate(instance)), drawn.lognormvariate(3.7, 0.8)
 

@@ -61,7 +61,7 @@ _OWN_LOOPS = {
 import sys, types
 sys.modules["pycosat"] = types.ModuleType("pycosat")
 import gem
-def play(seed):
+def run_episode(seed):
     environment = gem.make("game:GuessTheNumber-v0-hard")
     environment.reset(seed=seed)
     for n in range(1, N + 1):
@@ -74,7 +74,7 @@ def play(seed):
         "GuessTheNumber-v0-hardcore",
         """
 import textarena
-def play(seed):
+def run_episode(seed):
     environment = textarena.make("GuessTheNumber-v0-hardcore")
     environment.reset(num_players=1, seed=seed)
     for n in range(1, N + 1):
@@ -89,9 +89,9 @@ def play(seed):
 _TIMED = """
 import contextlib, io, time
 with contextlib.redirect_stdout(io.StringIO()):
-    play(0)
+    run_episode(0)
     started = time.perf_counter()
-    n = sum(play(seed) for seed in range({n}))
+    n = sum(run_episode(seed) for seed in range({n}))
 print(n / (time.perf_counter() - started))
 """
 _ACTION = "I take [%d] and \\boxed{%d}."

@@ -42,14 +42,14 @@ class CompletionWire(Wire):
             sampling["seed"] &= SHORT_SEED
         return {"prompt": ask.prompt, "n_predict": ask.max_tokens, "n_probs": 1, "stream": True} | sampling
 
-    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
+    def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
         """Add the ids of an event; the last event has none, but their total number."""
         entries = event.get("completion_probabilities") or []
-        new = intake.add(event["tokens"], [each["logprob"] for each in entries], [each["id"] for each in entries])
+        new = builder.add(event["tokens"], [each["logprob"] for each in entries], [each["id"] for each in entries])
         if event["stop"]:
-            intake.n_counted = event["tokens_predicted"]
-            intake.n_cached_tokens = event["timings"].get("cache_n")
-            intake.end(_FINISH_REASONS[event["stop_type"]], event["stopping_word"] or None)
+            builder.n_counted = event["tokens_predicted"]
+            builder.n_cached_tokens = event["timings"].get("cache_n")
+            builder.end(_FINISH_REASONS[event["stop_type"]], event["stopping_word"] or None)
         return new
 
 

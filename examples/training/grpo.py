@@ -52,7 +52,7 @@ def main() -> None:
             if options.mode == "off-policy" and step < options.steps:
                 submit(client, step + 1, options)
             row = learner.learn(step, groups)
-            times = {"play_s": rolled_out - began, "train_s": time.monotonic() - rolled_out, "push_s": push_s}
+            times = {"rollout_s": rolled_out - began, "train_s": time.monotonic() - rolled_out, "push_s": push_s}
             learner.save(row | times)
             push_s = push(client, learner, options.folder)
             client.acknowledge(groups[-1])

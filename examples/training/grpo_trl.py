@@ -33,7 +33,7 @@ from examples.training.turn_text import CONTEXT_TOKENS
 from farm.adapters.trl import FarmRolloutFunc, reward_from_farm, rollout_func
 
 _COLUMNS = ("n_rollouts", "n_unscored", "n_rows", "n_tokens", "largest_gap", "oldest_version", "newest_version")
-_TIMES = ("play_s", "push_s")
+_TIMES = ("rollout_s", "push_s")
 
 
 def main() -> None:
@@ -146,7 +146,7 @@ class MeasuredRollouts:
             "largest_gap": largest_gap(trainer, output),
             "oldest_version": min(version for version in output["farm_version_min"] if version >= 0),
             "newest_version": max(output["farm_version_max"]),
-            "play_s": seconds - push_s,
+            "rollout_s": seconds - push_s,
             "push_s": push_s,
         }
         return output
@@ -199,7 +199,7 @@ def _row(entry: Mapping[str, float]) -> dict[str, float]:
         "step": step,
         "reward": entry["reward"],
         **own,
-        "train_s": entry["step_time"] - own["play_s"] - own["push_s"],
+        "train_s": entry["step_time"] - own["rollout_s"] - own["push_s"],
     }
 
 

@@ -70,7 +70,7 @@ begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that ca
 }
 
 leave_whole_ones() {  # what was half installed is installed no longer
-  "$python" "$sources/whole_packages.py" --mend || fail "cannot read $folder/.venv: remove it"
+  "$python" "$sources/whole_packages.py" --repair || fail "cannot read $folder/.venv: remove it"
 }
 
 install() {  # install ARGUMENT...: of `pip install`, but for what uv lacks

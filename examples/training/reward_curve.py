@@ -45,7 +45,7 @@ def show(row: Step) -> str:
     off = f"  {100 * share:.0f} % of the tokens off-policy" if share else ""
     return (
         f"step {row['step']:3.0f}  reward {row['reward']:.3f} {bar:<{_BAR}}  "
-        f"play {row['play_s']:.1f} s  train {row['train_s']:.1f} s  push {row['push_s']:.1f} s  "
+        f"rollouts {row['rollout_s']:.1f} s  train {row['train_s']:.1f} s  push {row['push_s']:.1f} s  "
         f"gap {row['largest_gap']:.0e}{off}"
     )
 

@@ -1,7 +1,7 @@
-"""List the partially installed packages of this environment: `whole_packages.py [--mend]`.
+"""List the partially installed packages of this environment: `whole_packages.py [--repair]`.
 
 A killed installer leaves some files of a package behind. If its metadata is among them, the next installer takes it for
-installed. With `--mend` this metadata is removed.
+installed. With `--repair` this metadata is removed.
 Without it, the exit status is 1 if there is such a package.
 """
 
@@ -31,7 +31,7 @@ def half_installed(site: Path) -> Iterator[Path]:
 
 def main() -> None:
     """Print partially installed packages, and remove their metadata if requested."""
-    removes = "--mend" in sys.argv[1:]
+    removes = "--repair" in sys.argv[1:]
     broken = sorted(set(half_installed(Path(sysconfig.get_path("purelib")))))
     for path in broken:
         print(f"  not whole: {path.name}")

@@ -1,6 +1,6 @@
 """Rollouts of a batch by stage and state, at a cost that does not grow with the number that has ended.
 
-The leading dispatcher sums up ended rollouts beside each batch (`MeasuredBatchRow.ended`). A reader adds those that
+The leading dispatcher sums up ended rollouts per batch (`MeasuredBatchRow.ended`). A reader adds those that
 ended since, and those that have not ended.
 """
 

@@ -168,7 +168,7 @@ import farm
 from farm import BatchRequest, BatchStatus, Instance, Rollout
 
 
-def play(address: str) -> list[float]:
+def rewards(address: str) -> list[float]:
     request = BatchRequest(instances=(Instance(data_source="math", fields={"question": "1 + 1?", "answer": "2"}),))
     with farm.connect(address) as client:
         batch_id: str = client.submit(request)

@@ -84,7 +84,7 @@ def figures(run: Run, found: Findings, leftovers: Sequence[str]) -> Report:
     report.add("given_up", sum(found.given_up.values()), "", **found.given_up)
     n_wasted, n_tries = wasted(found.tries)
     ends = Counter(each.result or "?" for each in found.tries)
-    report.add("stages_played_in_vain", 100 * n_wasted / max(1, n_tries), "%", **ends)
+    report.add("stages_run_in_vain", 100 * n_wasted / max(1, n_tries), "%", **ends)
     times = [seconds for each in _again(run, found).values() for seconds in each]
     if times:
         report.times("from_a_fault_to_the_same_stage_again", times)

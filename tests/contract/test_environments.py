@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("sandbox_settings")
 PLUGIN = """
 from workers.agents.harness import Harness, HarnessAgent
 
-def played():
-    return HarnessAgent(Harness(name="played", packages=("iniconfig==2.0.0",), command=lambda task: ["true"]))
+def custom():
+    return HarnessAgent(Harness(name="custom", packages=("iniconfig==2.0.0",), command=lambda task: ["true"]))
 """
 
 
@@ -69,10 +69,10 @@ def test_failed_installation_is_shared_by_all_waiting(open_folder: Path) -> None
 def with_agent(open_folder: Path) -> Mapping[str, str]:
     """Return the environment of a process for which another agent is installed."""
     site = open_folder / "site"
-    (site / "played-1.dist-info").mkdir(parents=True)
-    (site / "played-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: played\nVersion: 1\n")
-    (site / "played-1.dist-info/entry_points.txt").write_text("[farm.agents]\nplayed = played:played\n")
-    (site / "played.py").write_text(PLUGIN)
+    (site / "custom-1.dist-info").mkdir(parents=True)
+    (site / "custom-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: custom\nVersion: 1\n")
+    (site / "custom-1.dist-info/entry_points.txt").write_text("[farm.agents]\ncustom = custom:custom\n")
+    (site / "custom.py").write_text(PLUGIN)
     return {"PYTHONPATH": python_path(site)}
 
 
@@ -84,12 +84,12 @@ def pull(*words: str, env: Mapping[str, str]) -> str:
 
 
 def test_environment_of_an_agent_is_prepared_in_advance(open_folder: Path, with_agent: Mapping[str, str]) -> None:
-    assert "1 packages of its agent" in pull("--agent", "played", env=with_agent)
+    assert "1 packages of its agent" in pull("--agent", "custom", env=with_agent)
     result = list((settings().cache / "environments").glob("*/lib/python*/site-packages/iniconfig"))
     assert len(result) == 1
     tasks = open_folder / "tasks.jsonl"
     tasks.write_text('{"data_source": "noop", "fields": {}}\n')
-    assert "1/1" in pull("--from", str(tasks), "--agent", "played", env=with_agent)
+    assert "1/1" in pull("--from", str(tasks), "--agent", "custom", env=with_agent)
     assert "give --from, --agent or both" in output_of(main, "pull", code=2)
     assert "unheard" in output_of(main, "pull", "--agent", "unheard", code=1)
 

@@ -104,5 +104,5 @@ def test_farm_runs_on_few_sessions(pooled_url: str) -> None:
                 most = max(most, int(line.execute(of_farm).fetchone()[0]))  # type: ignore[index]
                 return client.status(batch_id).n_completed == 100
 
-            until(looked, "all are played")
+            until(looked, "all have ended")
     assert 0 < most <= N_SESSIONS

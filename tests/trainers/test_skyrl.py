@@ -19,16 +19,16 @@ def test_skyrl_accepts_the_farms_rows(run: Program) -> None:
     )
     assert experts["evaluated"] is None
     for kind in ("plain", "step_wise"):
-        played = facts[kind]
-        assert played["rows"] == 12
-        assert played["masked"] == [False] * 4 + [True] * 4 + [False] * 4
-        scored = played["rewards"][:4] + played["rewards"][8:]
+        training = facts[kind]
+        assert training["rows"] == 12
+        assert training["masked"] == [False] * 4 + [True] * 4 + [False] * 4
+        scored = training["rewards"][:4] + training["rewards"][8:]
         assert set(scored) <= {0.0, 1.0}
         mean = sum(scored) / len(scored)
-        assert played["rewards"][4:8] == [mean] * 4, "an entirely broken group does not change the mean of the step"
-        assert (played["scored_mean"], played["n_unscored"]) == (mean, 4)
-        assert played["advantages_of_broken"] == [0.0] * 4
-        assert played["stop_reasons"] == ["error", "stop"]
+        assert training["rewards"][4:8] == [mean] * 4, "an entirely broken group does not change the mean of the step"
+        assert (training["scored_mean"], training["n_unscored"]) == (mean, 4)
+        assert training["advantages_of_broken"] == [0.0] * 4
+        assert training["stop_reasons"] == ["error", "stop"]
         drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 1, "max_tokens": 64}
-        assert drawn.items() <= played["asked"].items(), "as in SkyRL's own default configuration"
-        assert played["same_when_again"], "the same step is the same batch"
+        assert drawn.items() <= training["asked"].items(), "as in SkyRL's own default configuration"
+        assert training["same_when_again"], "the same step is the same batch"

@@ -69,7 +69,7 @@ def test_verifiers_runs_rollouts_on_the_farm(
             "of_servers": [verifiers_of(trainers, other) or "" for other in VERIFIERS],
         }
         result = run("verifiers_episodes", json.dumps(given), release=release)
-        *trained, plain, broken, late, long = result["played"]
+        *trained, plain, broken, late, long = result["episodes"]
         for episode in (*trained, long):
             (rollout,) = (each for each in client.collect(_batch(episode)) if each.rollout_id == _id(episode))
             (segment,) = rollout.segments
@@ -113,8 +113,8 @@ def test_verifiers_runs_rollouts_on_the_farm(
             assert all(are_of(branch["experts"][:-1], branch["token_ids"]) for branch in command["branches"])
             assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's choice"
         # a rollout that a client cancels ends on the farm
-        *played_last, cancelled = client.recent(3)
-        assert [_batch(command) for command in result["commands"]] == played_last[::-1]
+        *last_batches, cancelled = client.recent(3)
+        assert [_batch(command) for command in result["commands"]] == last_batches[::-1]
         assert client.wait(cancelled, 120).n_cancelled == 1
         assert ENGINE_KEY not in str(result)
 

@@ -84,13 +84,13 @@ def cloning() -> dict[str, Any]:
     from random import Random
 
     words = tiny_policy.tokenizer()
-    plays = [teacher(CHAIN, Random(seed)) for seed in range(400)]
+    episodes = [teacher(CHAIN, Random(seed)) for seed in range(400)]
     ids, said = episode(words, CHAIN, Random(0))
     template = words.apply_chat_template(
         [{"role": "user", "content": CHAIN.request}], add_generation_prompt=True, tokenize=False
     )
     return {
-        "hops": {str(n): sum(len(play) - 1 == n for play in plays) for n in range(5)},
+        "hops": {str(n): sum(len(episode) - 1 == n for episode in episodes) for n in range(5)},
         "said": words.decode([token for token, mask in zip(ids, said, strict=True) if mask]),
         "begins": words.decode(ids).startswith(template),
         "n_tokens": len(words),

@@ -412,7 +412,7 @@ from farm.errors import RolloutError
 from workers.stages.stage_job import StageJob, resolve_problem
 from workers.stages.stage_functions import init
 
-async def play(number):
+async def init_error(number):
     job = StageJob(f"batch.{number}.0", 1, 0, "pictured", {"image": sys.argv[1]}, sandbox_kind="namespace")
     try:
         await init(resolve_problem(job))
@@ -422,7 +422,7 @@ async def play(number):
         return type(error).__name__, error.kind, error.retryable, text
 
 async def main():
-    for found in set(await asyncio.gather(*map(play, range(100)))):
+    for found in set(await asyncio.gather(*map(init_error, range(100)))):
         print(*found)
 
 asyncio.run(main())

@@ -111,8 +111,8 @@ BROKEN: list[tuple[str, int, dict[str, Any], str]] = [
     ("too many losses", 2, {"n_lost": 12}, "more often than its batch allows"),
     ("less than none", 2, {"n_failures": -1}, "a negative count"),
     ("no sandbox", 5, {"node": None}, "but has no node"),
-    ("scored unplayed", 5, {"stage": "eval"}, "exactly one completed run"),
-    ("unplayed with an outcome", 5, {"policy_outcome": "submitted"}, "results of a run, but no completed run"),
+    ("scored without a run", 5, {"stage": "eval"}, "exactly one completed run"),
+    ("not run, with an outcome", 5, {"policy_outcome": "submitted"}, "results of a run, but no completed run"),
     ("rows that are not there", 5, {"n_segments": 1}, "number of training rows differs"),
 ]
 

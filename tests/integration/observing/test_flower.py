@@ -198,7 +198,7 @@ def test_stage_of_a_killed_node_is_a_retry(here: _FlowerFarm) -> None:
                 states = {here.of_attempt(each, 1)["rollout.run_agent"]["state"] for each in taken}
                 return states == {"RETRY"}
 
-            until(all_again, "Flower says that they are played again")
+            until(all_again, "Flower says that they run again")
             for rollout_id in taken:
                 before = here.of_attempt(rollout_id, 1)
                 assert before["rollout.init_sandbox"]["state"] == "SUCCESS"

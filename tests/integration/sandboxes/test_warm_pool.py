@@ -94,7 +94,7 @@ def init_workers(folder: Path) -> list[int]:
 def test_warm_pool_is_filled_for_queued_rollouts_and_survives_a_worker(
     client: farm.Farm, batch_id: str, folder: Path
 ) -> None:
-    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N_RUN, "as many play as may", 60.0)
+    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N_RUN, "all run slots are used", 60.0)
     until(lambda: len(ready(folder)) == N_READY, "the stock is full", 60.0)
     before = ready(folder)
     for pid in init_workers(folder):

@@ -59,7 +59,7 @@ def _order(folder: Path) -> Order:
 @pytest.fixture(scope="module")
 def finished_farm(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a farm with one client, whose first batch was completed and delivered; to be copied."""
-    folder = tmp_path_factory.mktemp("played")
+    folder = tmp_path_factory.mktemp("chaos")
     shutil.copy(migrated_sqlite, folder / "farm.db")
     order = _order(folder)
     problems.write(order.instances)

@@ -165,7 +165,7 @@ async def run_episodes(given: dict[str, Any]) -> dict[str, Any]:
 
     try:
         await started
-        played = await asyncio.gather(
+        episodes = await asyncio.gather(
             *[run(given["chat"], max_tokens=64, cache_salt="7", min_p=0.0, extra_body={"top_k": 20}) for _ in range(4)],
             run(given["chat"], plain),
             run(given["broken"]),
@@ -196,7 +196,7 @@ async def run_episodes(given: dict[str, Any]) -> dict[str, Any]:
         serving.cancel()
         await serving
         await asyncio.to_thread(client.close)
-    return {"played": played, "refused": refused, "healthy": healthy, "commands": commands}
+    return {"episodes": episodes, "refused": refused, "healthy": healthy, "commands": commands}
 
 
 if __name__ == "__main__":

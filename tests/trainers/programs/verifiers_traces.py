@@ -113,9 +113,9 @@ def routed() -> dict[str, Any]:
     [row] = segments(calls)
     of_calls = {each.index: truth[start:end] for each, start, end in zip(calls, starts, ends, strict=True)}
     experts = assembled(7, stretches_of(row, calls), of_calls)
-    played = replace(rollout(0.25), segments=(replace(row, routed_experts=experts),))
+    with_experts = replace(rollout(0.25), segments=(replace(row, routed_experts=experts),))
     task = trace_task({"data_source": "chat", "fields": {}})
-    trace = trace_of(RecordedRollout(played, calls, [], []), task, "policy", SamplingConfig())
+    trace = trace_of(RecordedRollout(with_experts, calls, [], []), task, "policy", SamplingConfig())
     ours = [None if node.routed_experts is None else node.routed_experts.tolist() for node in trace.nodes]
     for node in trace.nodes:
         node.routed_experts = None

@@ -122,9 +122,9 @@ def one_survivor(manager: Any) -> dict[int, list[Any]]:
         writer = _PromptWriter("train", [{**row, "uid": uid}], [N])
         writer.begin()
         for number in range(N):
-            played = constructed.rollout(number, [constructed.segment(2, [1, 1])])
-            broken = replace(played, outcome=Outcome.ENGINE_ERROR, reward=None)
-            writer.take(number, played if number < n_scored else broken, partial(manager._rows, validate=True))
+            scored = constructed.rollout(number, [constructed.segment(2, [1, 1])])
+            broken = replace(scored, outcome=Outcome.ENGINE_ERROR, reward=None)
+            writer.take(number, scored if number < n_scored else broken, partial(manager._rows, validate=True))
         found = tq.kv_list(partition_id="train")["train"]
         mine = {key: tag for key, tag in found.items() if key.startswith(uid)}
         written[n_scored] = [mine[uid]["status"], sorted(key for key in mine if key != uid)]
@@ -149,8 +149,8 @@ def rows(keys: list[str]) -> dict[str, Any]:
 
 def written_by_verl(manager: Any) -> list[str]:
     """Let verl's own worker write rows of the same rollouts with other keys; return these."""
-    played = manager.client.collect(manager.client.recent(1)[0])
-    step_rows = [row for row in rows_of_step(played) if row.scored]
+    rollouts = manager.client.collect(manager.client.recent(1)[0])
+    step_rows = [row for row in rows_of_step(rollouts) if row.scored]
     worker_class = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     worker = worker_class.__new__(worker_class)
     worker.processor, worker.reward_loop_worker_handles, worker.distillation_enabled = None, None, False

@@ -88,9 +88,9 @@ def compared(question: str, longest: int) -> dict[str, Any]:
     with connect() as client:
         recordings = [Recording(client.calls(sample.metadata["farm_rollout_id"])) for sample in ours]
     group = copy.deepcopy(source.group)
-    for sample, played in zip(group, ours, strict=True):
+    for sample, farm_sample in zip(group, ours, strict=True):
         # its reward is from a function
-        sample.reward = played.reward
+        sample.reward = farm_sample.reward
     theirs = asyncio.run(own_group(args, group, recordings))
     pairs = list(zip(ours, theirs, strict=True))
     differing = {name for one, other in pairs for name in FIELDS if getattr(one, name) != getattr(other, name)}

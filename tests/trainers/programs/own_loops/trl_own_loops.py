@@ -107,12 +107,12 @@ def compared(client: Any, question: str, longest: int, **options: Any) -> dict[s
         return [0.0 for _ in completions]
 
     by_prompt = {prompt_key(prompt(question)): problem(question, ENGINE)}
-    play = rollout_func(client, by_prompt, run=f"own-{longest}-{json.dumps(options)}", max_attempts=1)
+    farm_rollouts = rollout_func(client, by_prompt, run=f"own-{longest}-{json.dumps(options)}", max_attempts=1)
     ours = trainer_of(
         question,
         tokenizer(tools_in_prompt=True),
         reward_funcs=[reward_from_farm, noted],
-        rollout_func=play,
+        rollout_func=farm_rollouts,
         max_completion_length=longest,
         **options,
     )

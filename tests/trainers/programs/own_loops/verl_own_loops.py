@@ -115,7 +115,7 @@ def prompts(question: str) -> DataProto:
 
 
 async def own_batch(
-    config: Any, question: str, played: DataProto, kind: type[Any], client: Any
+    config: Any, question: str, farm_batch: DataProto, kind: type[Any], client: Any
 ) -> tuple[Any, list[str]]:
     """Return the batch that verl's own worker makes from its own loop's result, and the differences of the loop."""
     worker = AgentLoopWorker.__new__(AgentLoopWorker)
@@ -126,7 +126,7 @@ async def own_batch(
     worker.reward_loop_worker_handles, worker.distillation_enabled, worker.mm_processor_kwargs = None, False, {}
     outputs, faults = [], []
     for rollout_id, reward in zip(
-        played.non_tensor_batch["farm_rollout_id"], played.batch["rm_scores"].sum(-1).tolist(), strict=True
+        farm_batch.non_tensor_batch["farm_rollout_id"], farm_batch.batch["rm_scores"].sum(-1).tolist(), strict=True
     ):
         recording = Recording(client.calls(rollout_id))
 

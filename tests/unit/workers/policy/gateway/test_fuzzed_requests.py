@@ -114,7 +114,7 @@ def test_no_request_breaks_the_gateway(gateway: Gateway, path: str) -> None:
 
     @settings(max_examples=N_REQUESTS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(REQUESTS[path]())
-    def play(body: Body) -> None:
+    def check(body: Body) -> None:
         status, text = gateway.post(path, body)
         counts[status] = counts.get(status, 0) + 1
         if status != 200:
@@ -127,7 +127,7 @@ def test_no_request_breaks_the_gateway(gateway: Gateway, path: str) -> None:
         failure = gateway.served.calls.failure
         assert failure is None, repr(failure)
 
-    play()
+    check()
     # otherwise the test would prove little; a short run can miss either by chance
     assert N_REQUESTS < 500 or min(counts[200], counts[400]) >= N_REQUESTS / 20
     assert gateway.post(path, PLAIN[path])[0] == 200
@@ -139,10 +139,10 @@ def test_no_bytes_break_the_gateway(gateway: Gateway, path: str) -> None:
 
     @settings(max_examples=repeats(20, 500), deadline=None, database=None)
     @given(st.integers(0, len(plain)), st.binary(max_size=4), st.integers(0, 4))
-    def play(at: int, added: bytes, n_dropped: int) -> None:
+    def check(at: int, added: bytes, n_dropped: int) -> None:
         status, text = gateway.post_bytes(path, plain[:at] + added + plain[at + n_dropped :])
         if status != 200:
             check_refusal(path, status, text)
 
-    play()
+    check()
     assert gateway.post(path, PLAIN[path])[0] == 200

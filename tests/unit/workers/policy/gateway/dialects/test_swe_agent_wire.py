@@ -44,7 +44,7 @@ def returned(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
 
 
-def play(elide: bool = False) -> list[list[str]]:
+def new_roles(elide: bool = False) -> list[list[str]]:
     """Return the roles of the new messages of each call, in three turns and a last one.
 
     `elide` omits old observations, like its processor `last_n_observations`.
@@ -76,10 +76,10 @@ def play(elide: bool = False) -> list[list[str]]:
 
 
 def test_conversation_is_one_row_with_any_cache_marks() -> None:
-    assert play() == [["system", "user"], ["tool"], ["tool"], ["tool"]]
+    assert new_roles() == [["system", "user"], ["tool"], ["tool"], ["tool"]]
 
 
 def test_omitted_old_observations_begin_new_rows() -> None:
     # after the first turn, which is the last unchanged one
-    anew = [["tool", *["assistant", "tool"] * n] for n in (1, 2)]
-    assert play(elide=True) == [["system", "user"], ["tool"], *anew]
+    new_rows = [["tool", *["assistant", "tool"] * n] for n in (1, 2)]
+    assert new_roles(elide=True) == [["system", "user"], ["tool"], *new_rows]
