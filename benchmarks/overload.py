@@ -217,11 +217,13 @@ def _run_batch(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -
 
 def small_batches(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
     """Measure a batch of 64 on an idle farm, and next to a huge one of equal and of lower priority."""
-    times: dict[str, float] = {"alone": _small(client, 0, sizes.small)}
+    times: dict[str, float] = {"by itself": _small(client, 0, sizes.small)}
     with _crowded(client, sizes.many):
         times["equal"] = _small(client, 0, sizes.small)
         times["higher"] = _small(client, 1, sizes.small)
-    report.add(f"{name}_64_beside_many", times["equal"], "s", alone=times["alone"], of_higher_priority=times["higher"])
+    report.add(
+        f"{name}_64_next_to_many", times["equal"], "s", by_itself=times["by itself"], of_higher_priority=times["higher"]
+    )
 
 
 @contextmanager

@@ -97,8 +97,8 @@ def measure(report: Report, name: str, url: str, n: int) -> None:
         report.add(f"{name}: the longest", max(store.times) * 1000, "ms")
         for verb in earlier.times:
             before, during = earlier.times[verb], meanwhile.times[verb]
-            report.times(f"{name}: {verb}", during, alone=statistics.median(before) * 1000)
-            report.add(f"{name}: {verb}, the longest", max(during) * 1000, "ms", alone=max(before) * 1000)
+            report.times(f"{name}: {verb}", during, without_removal=statistics.median(before) * 1000)
+            report.add(f"{name}: {verb}, the longest", max(during) * 1000, "ms", without_removal=max(before) * 1000)
     finally:
         store.close()
 

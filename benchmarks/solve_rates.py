@@ -1,7 +1,7 @@
 """Solve rates of instances counted from a million rollouts: how long a sampler waits for them.
 
 A run of 17,000 instances with 750,000 scored rollouts, and another run of 250,000 with the same instances, on SQLite
-and on Postgres. Queries for 16 and 256 instances, drawn anew each time, over all weights and over the last 50 versions;
+and on Postgres. Queries for 16 and 256 instances, drawn each time, over all weights and over the last 50 versions;
 then for all instances at once.
 """
 

@@ -74,7 +74,7 @@ def main() -> None:
     options = _options()
     home = settings().home.absolute()
     policy = cloned_policy(options.python, home / "training" / "benchmark-policy")
-    report = Report(f"the farm beside plain loops ({conditions()})")
+    report = Report(f"the farm and plain loops ({conditions()})")
     with (
         scratch() as place,
         tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder,

@@ -1,4 +1,4 @@
-"""The cost of the page for a running batch: the same batch alone, and with the page open in 20 browsers.
+"""The cost of the page for a running batch: the same batch without the page, and with the page open in 20 browsers.
 
 Each browser keeps the batch's server-sent events open, as the page does, and loads another view every 10 s. They run in
 a separate process on this machine, so their CPU use counts against the page, too; their CPU time is also given
@@ -60,7 +60,7 @@ def main() -> None:
     args = options(__doc__)
     plugin_path.install()
     n_pairs, sizes = (2, {"empty": 600, "waiting": 512}) if args.quick else (10, {"empty": 5000, "waiting": 3840})
-    report = Report(f"a batch with its page open in {N_BROWSERS} browsers, against the same alone")
+    report = Report(f"a batch with its page open in {N_BROWSERS} browsers, against the same without it")
     os.environ["FARM_API_KEY"] = KEY
     settings.cache_clear()
     with tempfile.TemporaryDirectory(prefix="farm-watched-") as folder:
@@ -90,16 +90,16 @@ def measure(
     costs = [100 * (with_page.took_s / plain.took_s - 1) for plain, with_page in zip(unwatched, watched, strict=True)]
     rate = n / statistics.median(run.took_s for run in watched)
     report.add(
-        f"{name}: rollouts per second", rate, "1/s", alone=n / statistics.median(run.took_s for run in unwatched)
+        f"{name}: rollouts per second", rate, "1/s", without_page=n / statistics.median(run.took_s for run in unwatched)
     )
     spread = {"least": min(costs), "most": max(costs)}
     report.add(f"{name}: longer by", statistics.median(costs), "%", at_most=AIM_PERCENT, **spread)
     api = statistics.median(100 * run.api_cpu_s / run.took_s for run in watched)
     api_unwatched = statistics.median(100 * run.api_cpu_s / run.took_s for run in unwatched)
-    report.add(f"{name}: CPU of the API, of one processor", api, "%", alone=api_unwatched)
+    report.add(f"{name}: CPU of the API, of one processor", api, "%", without_page=api_unwatched)
     farm_cpu = statistics.median(run.farm_cpu_s for run in watched)
     farm_unwatched = statistics.median(run.farm_cpu_s for run in unwatched)
-    report.add(f"{name}: CPU of the farm, API included", farm_cpu, "s", alone=farm_unwatched)
+    report.add(f"{name}: CPU of the farm, API included", farm_cpu, "s", without_page=farm_unwatched)
     browsers = statistics.median(100 * run.browsers_cpu_s / run.took_s for run in watched)
     parts = statistics.median(run.n_parts for run in watched)
     report.add(f"{name}: CPU of the browsers, of one processor", browsers, "%", parts_that_were_sent=parts)

@@ -6,7 +6,7 @@ A rollout with a branched or rewritten history has several segments. Its row is 
 A trainer that divides by the number of its samples also needs a row for a failed rollout: a placeholder with one token
 that does not train. Most trainers need a number as its reward, and a zero would shift the mean of its group. So the
 reward is `neutral`, the mean of the scored siblings: the group's mean and the others' advantages are as if it were not
-there. Only if a trainer divides by the standard deviation, they are larger than among the scored siblings alone, by
+there. Only if a trainer divides by the standard deviation, they are larger than among the scored siblings, by
 sqrt((n - 1) / (k - 1)) for k of n scored. Alternatively the whole group is masked (`mask_group`).
 
 slime's generate function and OpenRLHF's agent executor are called once for each sample, all samples of a problem at the

@@ -111,7 +111,7 @@ def test_batch_survives_terminated_store_connections(here: Embedded, server: Res
 
 def test_batch_survives_a_table_lock_by_a_migration(here: Embedded) -> None:
     with running_batch(here):
-        beside = Store(here.store_url)
+        other_store = Store(here.store_url)
 
         def migrate(connection: Connection) -> None:
             operations = Operations(MigrationContext.configure(connection))
@@ -120,8 +120,8 @@ def test_batch_survives_a_table_lock_by_a_migration(here: Embedded) -> None:
             # longer than a lease, as with many millions of rows
             operations.execute("SELECT pg_sleep(5)")
 
-        beside.write(migrate)
-        beside.close()
+        other_store.write(migrate)
+        other_store.close()
 
 
 def test_batch_survives_a_full_disk_under_sqlite(folder: Path) -> None:

@@ -78,17 +78,17 @@ def test_solution_scores_one_after_the_disk_was_filled_and_emptied() -> None:
 def test_neighbour_of_disk_filling_policy_fails_and_passes_on_retry() -> None:
     async def both() -> tuple[float, float | BaseException]:
         filling = asyncio.create_task(scored(0, bash(f"sleep 3; {FILL} > /tmp/x; sleep 4")))
-        beside = asyncio.create_task(
+        neighbour = asyncio.create_task(
             scored(1, bash("sleep 5; head -c 1M /dev/zero > /tmp/needed"), solving(PROBLEMS[1]))
         )
-        results = await asyncio.gather(filling, beside, return_exceptions=True)
+        results = await asyncio.gather(filling, neighbour, return_exceptions=True)
         return results[0], results[1]  # type: ignore[return-value]
 
     with small_scratch(BYTES) as scratch:
-        filling, beside = asyncio.run(both())
+        filling, neighbour = asyncio.run(both())
         assert filling == 0.0
-        assert isinstance(beside, RolloutError), beside
-        assert "disk is full" in str(beside)
+        assert isinstance(neighbour, RolloutError), neighbour
+        assert "disk is full" in str(neighbour)
         # a sandbox is removed in the background
         until(lambda: shutil.disk_usage(scratch).free > 100e6, "the disk has room again")
         assert asyncio.run(scored(1, solving(PROBLEMS[1]))) == 1.0
