@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -159,7 +159,11 @@ def test_call_is_usable_or_counted_as_invalid(text: str, name: str) -> None:
 
 
 @given(text=st.text(st.characters(exclude_characters="<[{")), name=formats)
+@example(text="t", name="hermes")
 def test_text_that_cannot_begin_a_marker_is_passed_on_at_once(text: str, name: str) -> None:
+    start = parser(name).grammar.bare_start
+    # gpt_oss also begins a call by a word, `to=`
+    assume(not (start and text.lstrip().startswith(start)))
     splitter = parser(name).stream()
     body = text.rstrip()
     assert joined(splitter.feed(text), False) == body
