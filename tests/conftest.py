@@ -51,6 +51,21 @@ _LONGEST = (
 )
 """These files take longest, the last of them most of all. At the end of a run each would keep one worker busy."""
 
+_WAITING = tuple(
+    f"tests/unit/{name}.py"
+    for name in (
+        "farm/scheduler/test_broker",
+        "workers/tools/test_search",
+        "workers/policy/gateway/test_recent_answers",
+        "farm/launch/test_head_claim",
+        "farm/store/sql/test_connection_slots",
+        "workers/policy/engines/test_chat_route",
+        "workers/policy/engines/test_capabilities",
+        "workers/sandboxes/isolation/test_hang_guard",
+    )
+)
+"""Tests of these files wait for time limits for 6 to 14 s each: one worker takes them while the others compute."""
+
 _TOGETHER = tuple(
     f"tests/integration/answers/test_{name}.py::" for name in ("answer", "answer_hacks", "example_answers")
 )
@@ -105,8 +120,8 @@ def _is_soak_only(item: pytest.Item) -> bool:
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    """Return a test's rank: within a suite the longest files come last."""
-    length = next((at for at, file in enumerate(_LONGEST, 1) if item.nodeid.startswith(file)), 0)
+    """Return a test's rank: within a suite the files that wait and the longest files come last."""
+    length = next((at for at, file in enumerate(_WAITING + _LONGEST, 1) if item.nodeid.startswith(file)), 0)
     return _suite(item.nodeid), length
 
 
@@ -118,13 +133,19 @@ def _suite(nodeid: str) -> int:
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker a file of tests at a time, as tests of a file share expensive fixtures.
 
-    Unit tests come first. Then every second worker takes files from the end of our order, the others from its start:
-    whole farms, which mostly wait, run next to tests that compute, and the rest at the end is short.
+    Unit tests come first; the first worker takes those that wait. Then every second worker takes files from the end of
+    our order, the others from its start: whole farms, which mostly wait, run next to tests that compute, and the rest
+    at the end is short.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
-        if self.nodes.index(node) % 2 and _suite(next(iter(self.workqueue))):
-            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        worker, unit_tests = self.nodes.index(node), not _suite(next(iter(self.workqueue)))
+        if unit_tests and worker == 0:
+            preferred = next((file for file in _WAITING if file in self.workqueue), None)
+        else:
+            preferred = next(reversed(self.workqueue)) if worker % 2 and not unit_tests else None
+        if preferred is not None:
+            self.workqueue.move_to_end(preferred, last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
