@@ -201,10 +201,13 @@ class Scheduler:
         """Sample a run to its end; yields its number of ids whenever it grows. Closing the iterator cancels the run."""
         with self._counted(run):
             await self._admitted(run)
+            if run.aborted:
+                return
             with self._slot(run):
                 new_s = (len(run.prompt) - run.n_cached) / (self.speed.prefill_per_s or inf)
                 late_s = await self._pass(run, run.extra_s + self.speed.latency_s + new_s)
-                self.cache.keep(run.prompt, run.salt)
+                if not run.aborted:
+                    self.cache.keep(run.prompt, run.salt)
                 while not run.ended:
                     late_s = await self._pass(run, self.speed.step_s - late_s)
                     if self._step(run):
@@ -263,7 +266,11 @@ class Scheduler:
         try:
             yield
         finally:
-            del self.running[id(run)]
+            self._free(run)
+
+    def _free(self, run: EngineRun) -> None:
+        """Free the slot of a run, unless its abort already has."""
+        if self.running.pop(id(run), None) is not None:
             # The last token sampled was never an input.
             self.cache.keep(np.concatenate([run.prompt, run.ids[:-1]]), run.salt)
             self._call_next()
@@ -298,10 +305,14 @@ class Scheduler:
         self._nudge_all()
 
     def abort(self, chosen: Callable[[EngineRun], bool]) -> int:
-        """Cut runs, including waiting ones; they end with the ids that they have. Return the number of runs."""
+        """Cut runs, including waiting ones; they end with the ids that they have. Return the number of runs.
+
+        Their slots are free at once, although their clients read the answers later.
+        """
         runs = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
         for run in runs:
             run.abort()
+            self._free(run)
         return len(runs)
 
     def _nudge_all(self) -> None:

@@ -69,6 +69,21 @@ def test_wait_mode_lets_running_calls_end_first() -> None:
     on(double, check)
 
 
+def test_abort_mode_frees_slots_at_once_and_leaves_nothing_in_the_cache() -> None:
+    double = slow(max_running=1)
+
+    async def check(client: httpx2.AsyncClient) -> None:
+        cut = [begin(client), begin(client)]
+        await until(lambda: double.n_tokens > 40 and double.n_waiting == 1, "one call runs and one waits")
+        # within one turn of the loop, so that no call has seen its end yet
+        await double.scheduler.pause("abort")
+        assert double.n_running == 0
+        assert [(await choice(task))["finish_reason"] for task in cut] == ["abort", "abort"]
+        assert (double.n_started, double.scheduler.cache.usage) == (1, 0.0)
+
+    on(double, check)
+
+
 def test_slots_and_queue_are_limited() -> None:
     double = slow(max_running=1, max_queued=1)
 
