@@ -221,27 +221,27 @@ def test_request_during_shutdown_gets_503_with_retry_after(
     service: LocalFarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("farm.api.app._GRACE_PERIOD_S", 1)
-    waiting = service.sandboxes.begin(BorrowRequest())
+    waiting = [service.sandboxes.begin(BorrowRequest()).sandbox_id for _ in range(20)]
     answers = []
 
-    def ask(url: str) -> None:
-        path = f"{url}/v1/sandboxes/{waiting.sandbox_id}/exec"
+    def ask(url: str, sandbox_id: str) -> None:
+        path = f"{url}/v1/sandboxes/{sandbox_id}/exec"
         answers.append(httpx2.post(path, json={"argv": ["true"]}, headers=SHOWN, timeout=60))
 
     found = service.sandboxes.address
-    n_queries = 0
+    asked: set[str] = set()
 
     def address(reference: str) -> Any:
-        nonlocal n_queries
-        n_queries += 1
+        # each request asks again and again
+        asked.add(reference)
         return found(reference)
 
     service.sandboxes.address = address  # type: ignore[method-assign]
     with served(service) as url:
-        asking = [threading.Thread(target=ask, args=(url,)) for _ in range(20)]
+        asking = [threading.Thread(target=ask, args=(url, sandbox_id)) for sandbox_id in waiting]
         for each in asking:
             each.start()
-        until(lambda: n_queries >= len(asking), "all of them wait")
+        until(lambda: asked == set(waiting), "all of them wait")
     for each in asking:
         each.join()
     assert {(each.status_code, each.headers["retry-after"]) for each in answers} == {(503, "1")}

@@ -260,7 +260,7 @@ def test_limits_are_reported(start: Start, run: Run) -> None:
     assert busy.restarted
     assert "CPU time" in busy.output + busy.limit
     bomb = run(kernel.run("import os\nwhile True: os.fork()", 3))
-    assert bomb.error == "BlockingIOError" or bomb.timed_out
+    assert bomb.error == "BlockingIOError" or bomb.timed_out or "process limit" in bomb.limit
     # the output of its processes may arrive late, and end the kernel, which is then replaced
     assert any("6\n" in run(kernel.run("print(6)", 30)).output for _ in range(2))
     run(kernel.close())
