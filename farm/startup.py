@@ -21,8 +21,10 @@ _NEVER = 2**31 - 1
 
 @contextmanager
 def frozen_imports() -> Iterator[None]:
-    """Collect nothing during the block, and never the objects that exist at its end. Only for whole programs."""
+    """Collect nothing during the block, and never the objects that exist at its end or at exit. For whole programs."""
     gc.disable()
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     try:
         yield
     finally:

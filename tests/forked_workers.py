@@ -7,11 +7,13 @@ command hands its pipes to the forking process, and lives as long as the worker.
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import signal
 import socket
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     import pytest
 
 _PIPES = 3
+_LATE = ("anthropic", "anthropic.types.beta")
+"""Packages that tests in several workers import late. They take a second, which a run of a few files should not."""
+_FEW_FILES = 100
 
 
 def fork_workers(config: pytest.Config, folder: Path, suites: tuple[str, ...]) -> None:
@@ -77,7 +82,10 @@ def _import_tests(config: pytest.Config, suites: tuple[str, ...]) -> None:
     """
     from _pytest.pathlib import import_path
 
-    for path in _test_files(config, suites):
+    files = _test_files(config, suites)
+    for name in _LATE if len(files) > _FEW_FILES else ():
+        import_module(name)
+    for path in files:
         known = set(sys.modules)
         try:
             import_path(path, root=config.rootpath, mode="importlib", consider_namespace_packages=False)
@@ -112,6 +120,8 @@ def _work(pipes: list[int]) -> NoReturn:
         for at, pipe in enumerate(pipes):
             os.dup2(pipe, at)
             os.close(pipe)
+        # collections of young objects would take a twentieth of the time
+        gc.set_threshold(20_000, *gc.get_threshold()[1:])
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(at, mode) for at, mode in enumerate("rww"))
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec("import sys;exec(eval(sys.stdin.readline()))", main.__dict__)

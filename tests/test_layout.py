@@ -79,6 +79,15 @@ def test_tests_benchmarks_and_testkit_do_not_import_each_other() -> None:
     assert found == [], "testkit has what both need; it imports neither"
 
 
+def test_each_test_with_a_long_form_has_the_marker_of_a_soak() -> None:
+    chosen = re.compile(r"^from tests\.services\.soak import .*\b(at_length|repeats)\b", re.M)
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    with_long_forms = {path: text for path, text in files.items() if chosen.search(text)}
+    assert len(with_long_forms) > 10
+    missing = [str(path.relative_to(ROOT)) for path, text in with_long_forms.items() if "mark.soak" not in text]
+    assert missing == [], "`make soak` would not run their long forms"
+
+
 def test_only_the_ids_module_builds_and_parses_ids() -> None:
     elsewhere = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"

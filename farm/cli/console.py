@@ -24,6 +24,7 @@ from rich.console import Console
 from farm.configuration import config_file
 from farm.errors import FarmError, FarmUnreachable, InvalidRequest, StoreUnavailable
 from farm.extras import check_extra
+from farm.startup import frozen_imports
 
 if TYPE_CHECKING:
     from farm.client.farm import Farm
@@ -87,7 +88,8 @@ def connected(url: str | Path | None) -> Farm:
     deadline = time.monotonic() + first_s()
     while True:
         try:
-            return connect(url, first_s=max(0.0, deadline - time.monotonic()))
+            with frozen_imports():
+                return connect(url, first_s=max(0.0, deadline - time.monotonic()))
         except (FarmUnreachable, StoreUnavailable) as error:
             # a folder has no farm before `farm up` has made its database
             if waits() and time.monotonic() < deadline:

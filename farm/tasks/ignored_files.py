@@ -34,8 +34,10 @@ class IgnoredFiles:
         path = Path(os.path.abspath(path))  # noqa: PTH100
         if self._is_left_out(path.relative_to(self._task)):
             return True
+        if not path.is_symlink():
+            return False
         real, root = path.resolve(), self._task.resolve()
-        return path.is_symlink() and real.is_relative_to(root) and self._is_left_out(real.relative_to(root))
+        return real.is_relative_to(root) and self._is_left_out(real.relative_to(root))
 
     def among(self, folder: str, names: Sequence[str]) -> set[str]:
         """Return the ignored names in a folder, as `shutil.copytree` expects."""
@@ -58,10 +60,12 @@ class IgnoredFiles:
 
     def _is_matched(self, parts: tuple[str, ...], top: int) -> bool:
         """Return whether the patterns match one path, ignoring its parents; the first ones are in `top`."""
+        found = [(n, self._patterns_in(self._task.joinpath(*parts[:n]))) for n in range(top, len(parts))]
+        if not any(patterns for _, patterns in found):
+            return False
         mark = "/" if self._task.joinpath(*parts).is_dir() else ""
         is_matched = False
-        for n in range(top, len(parts)):
-            patterns = self._patterns_in(self._task.joinpath(*parts[:n]))
+        for n, patterns in found:
             include = None if patterns is None else patterns.check_file("/".join(parts[n:]) + mark).include
             is_matched = is_matched if include is None else include
         return is_matched

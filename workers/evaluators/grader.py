@@ -25,6 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from farm.startup import frozen_imports
 from workers.evaluators import scorer
 from workers.evaluators.answers import equality
 from workers.evaluators.answers.authors import prm800k
@@ -48,10 +49,11 @@ def main(user: str, library: str) -> None:
     late = LateImports()
     chosen = LIBRARIES[library]
     # Takes seconds, which the first answer should not wait for; the confined user may be unable to read it.
-    known_answers = chosen.load()
-    if not _can_import(user, late):
-        import_all(chosen.packages)
-        chosen.load_verifiers()
+    with frozen_imports():
+        known_answers = chosen.load()
+        if not _can_import(user, late):
+            import_all(chosen.packages)
+            chosen.load_verifiers()
     _confine(user)
     late.close()
     # Otherwise the first garbage collection in each fork would copy all shared memory.

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.store.database import Store
@@ -29,6 +31,7 @@ checks.positive_data_acceptance.enabled = false
 """
 
 
+@pytest.mark.soak
 def test_served_api_matches_its_description(sqlite_store: Store, tmp_path: Path) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 10_000)
     service.submit({"instances": [NOOP], "n_samples": 2})

@@ -23,6 +23,8 @@ SCORES = json.loads(RECORDED.read_text())
 EVERY = at_length(3, 1)
 """One of so many answers is used."""
 
+pytestmark = pytest.mark.soak
+
 
 def test_recorded_scores_cover_the_current_answers() -> None:
     assert {rule: list(scores) for rule, scores in SCORES.items()} == {rule: [*answers()] for rule in WHOLE_RULES}

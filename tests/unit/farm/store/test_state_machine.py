@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -48,6 +49,7 @@ from farm.store.reports import audit
 from farm.store.rollouts import NEXT_STAGE, Claim, RunSummary
 from tests.secret_keys import key_of
 from tests.services.model_calls import model_call
+from tests.services.soak import repeats
 
 N_GROUPS = 2
 N_SAMPLES = 2
@@ -344,10 +346,13 @@ def shared_store() -> Iterator[Store]:
             store.close()
 
 
+@pytest.mark.soak
 def test_no_sequence_of_events_puts_a_rollout_into_an_invalid_state() -> None:
-    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    n_examples, checks = repeats(15, 300), [HealthCheck.too_slow, HealthCheck.filter_too_much]
     with shared_store() as _Farm.store:
         run_state_machine_as_test(
             _Farm,
-            settings=settings(max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=checks),
+            settings=settings(
+                max_examples=n_examples, stateful_step_count=20, deadline=None, suppress_health_check=checks
+            ),
         )

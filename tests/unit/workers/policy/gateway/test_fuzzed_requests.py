@@ -27,9 +27,11 @@ PLAIN: dict[str, Body] = {
     MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
     GOOGLE: {"contents": "hello"},
 }
-N_REQUESTS = repeats(60, 1500)
+N_REQUESTS = repeats(40, 1500)
 
 each_api = pytest.mark.parametrize("path", REQUESTS)
+
+pytestmark = pytest.mark.soak
 
 
 class Gateway:
