@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import httpcore2
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as examples
@@ -90,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # the time that an example takes depends on the load of the machine
     examples.register_profile("farm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     examples.load_profile("farm")
+    # reading the system's certificates takes 15 ms for each HTTP client
+    httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
     plugin_path.install()
     opened = ExitStack()
     opened.enter_context(home_of_tests())

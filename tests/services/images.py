@@ -62,7 +62,8 @@ def docker_archive(root: Path, target: Path) -> Path:
     name = f"{hashlib.sha256(config).hexdigest()}.json"
     paths = [f"{hashlib.sha256(layer).hexdigest()}/layer.tar" for layer in layers]
     manifest = json.dumps([{"Config": name, "RepoTags": ["small:1"], "Layers": paths}]).encode()
-    with tarfile.open(target, "w:gz" if target.suffix == ".gz" else "w") as archive:
+    is_packed = target.suffix == ".gz"
+    with tarfile.open(target, "w:gz", compresslevel=1) if is_packed else tarfile.open(target, "w") as archive:
         for path, data in [(name, config), *zip(paths, layers, strict=True), ("manifest.json", manifest)]:
             _add(archive, path, data)
     return target
