@@ -40,7 +40,7 @@ VARIABLES = {"TOKEN": "t", "EMPTY": ""}
 """The secrets of a batch, and Harbor's environment."""
 _ARCHIVE = Path("/task")
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Where 1,600 small folders are written and removed fast; None is the usual place."""
+"""A memory file system, which writes and removes 1,600 small folders fast; None is the usual place."""
 
 
 @contextmanager
