@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
-from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
+from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, check_consumer, pages
 from farm.client.sandboxes.borrower import Borrower
 from farm.client.verb_groups import PART_BYTES, AccessControl, AnnotationLog, ArchiveState, Runs
 from farm.client.weight_update import WeightServer, WeightUpdateOrders
@@ -178,8 +178,8 @@ class Farm(ABC):
     def _pages(
         self, batch_id: str, cursor: int | None, timeout_s: float | None, consumer: str, whole_groups: bool
     ) -> Iterator[Page]:
-        acknowledged = self.acknowledged(batch_id, consumer)
-        start = acknowledged if cursor is None else cursor
+        check_consumer(consumer)
+        start = self.acknowledged(batch_id, consumer) if cursor is None else cursor
         with self._watch(batch_id) as watch:
             yield from pages(watch, batch_id, start, whole_groups, timeout_s, lambda: self.status(batch_id).warnings)
 

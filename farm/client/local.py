@@ -263,8 +263,8 @@ class LocalFarm(Farm):
         return self.store.write(acknowledge)
 
     def acknowledged(self, batch_id: str, consumer: str = CONSUMER) -> int:
-        self.status(batch_id)
         check_consumer(consumer)
+        self._progress(batch_id)
         return self.store.read(lambda connection: consumers.acknowledged(connection, batch_id, consumer))
 
     def page(self, batch_id: str, cursor: int, whole_groups: bool = False, limit: int = PAGE) -> Page:
@@ -278,6 +278,9 @@ class LocalFarm(Farm):
                 f"batch {batch_id} has no cursor beyond {last}, and {cursor} was given: unless it is "
                 "another batch's, the database went back in time; continue with cursor 0 or the acknowledged one"
             )
+        # the last page of a batch is read again: a rescored rollout may have ended between the two queries
+        if cursor == last and is_open:
+            return Page((), False)
         if whole_groups:
             groups = self.store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, limit))
         else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, literal, select
+from sqlalchemy import Connection, Integer, Row, Select, String, bindparam, func, insert, literal, select
 
 from farm.callers import Caller
 from farm.errors import Conflict, InvalidRequest, NotFound
@@ -29,6 +30,7 @@ _AS_THEY_ARE = tuple({each.name for each in fields(Rollout)} - {"stage", "state"
 """The fields of a rollout that its row has in columns of the same names."""
 _OF_REQUEST = ("idempotency_key", "n_samples", "priority", "max_attempts", "max_losses", "quarantine_after", "run")
 _OF_INSTANCE = ("data_source", "instance_id", "fields", "archive")
+_ID = bindparam("b_id", type_=String)
 _CHUNK = 1000
 """Rows written by one statement, so that a huge batch takes no more memory than a small one."""
 
@@ -105,9 +107,15 @@ def create(
 def needs_engine(connection: Connection, batch_id: str) -> bool:
     """Return whether a batch has rollouts that use the farm's engines. Raises NotFound."""
     stored = request_of(connection, batch_id)
-    n_groups = select(func.count(literal(1))).where(instances.c.batch_id == batch_id)
-    n_own = len(stored.get("engine_of_instance", ()))
-    return stored.get("engine") is None and n_own < connection.execute(n_groups).scalar_one()
+    if stored.get("engine") is not None:
+        return False
+    n_groups: int = connection.execute(_n_groups(), {"b_id": batch_id}).scalar_one()
+    return len(stored.get("engine_of_instance", ())) < n_groups
+
+
+@cache
+def _n_groups() -> Select[Any]:
+    return select(func.count(literal(1))).where(instances.c.batch_id == _ID)
 
 
 def _check_archives(connection: Connection, request: BatchRequest) -> None:
@@ -149,14 +157,23 @@ def has_open(connection: Connection, batch_id: str) -> bool:
 
 def progress(connection: Connection, batch_id: str) -> tuple[int, bool]:
     """Return the last end number of a batch, and whether it has open rollouts. Raises NotFound."""
-    numbers = select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == batch_id)
-    row = connection.execute(numbers).one_or_none()
+    row = connection.execute(_numbers(), {"b_id": batch_id}).one_or_none()
     if row is None:
         raise NotFound(f"there is no batch {batch_id}")
     if row.last_seq < row.n_rollouts:
         return row.last_seq, True
-    live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None)).limit(1)
-    return row.last_seq, connection.execute(live).first() is not None
+    return row.last_seq, connection.execute(_live(), {"b_id": batch_id}).first() is not None
+
+
+# Statements that are read again and again are built once: building one takes longer than reading a small batch.
+@cache
+def _numbers() -> Select[Any]:
+    return select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == _ID)
+
+
+@cache
+def _live() -> Select[Any]:
+    return select(literal(1)).where(rollouts.c.batch_id == _ID, rollouts.c.finish_seq.is_(None)).limit(1)
 
 
 def keyed(connection: Connection, keys: Sequence[str]) -> list[KeyedBatch]:
@@ -174,11 +191,16 @@ def keyed(connection: Connection, keys: Sequence[str]) -> list[KeyedBatch]:
 
 def request_of(connection: Connection, batch_id: str) -> dict[str, Any]:
     """Return the request of a batch, without its instances. Raises NotFound."""
-    row = connection.execute(select(batches.c.request).where(batches.c.batch_id == batch_id)).one_or_none()
+    row = connection.execute(_request(), {"b_id": batch_id}).one_or_none()
     if row is None:
         raise NotFound(f"there is no batch {batch_id}")
     request: dict[str, Any] = row.request
     return request
+
+
+@cache
+def _request() -> Select[Any]:
+    return select(batches.c.request).where(batches.c.batch_id == _ID)
 
 
 def instance_fields(connection: Connection, batch_id: str, group_index: int) -> tuple[str, dict[str, Any], str]:
@@ -201,8 +223,7 @@ def recent(connection: Connection, limit: int) -> list[str]:
 
 def status(connection: Connection, batch_id: str) -> BatchStatus:
     """Return the progress of a batch in numbers. Raises NotFound."""
-    columns = (batches.c.n_rollouts, batches.c.created_at, batches.c.submitter, batches.c.request["findings"])
-    batch = connection.execute(select(*columns).where(batches.c.batch_id == batch_id)).one_or_none()
+    batch = connection.execute(_head(), {"b_id": batch_id}).one_or_none()
     if batch is None:
         raise NotFound(f"there is no batch {batch_id}")
     counts = rollout_counts(connection, [batch_id])
@@ -238,51 +259,77 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
     )
 
 
+@cache
+def _head() -> Select[Any]:
+    columns = (batches.c.n_rollouts, batches.c.created_at, batches.c.submitter, batches.c.request["findings"])
+    return select(*columns).where(batches.c.batch_id == _ID)
+
+
 def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[Rollout]:
     """Return the rollouts of a batch that ended after a cursor, in order of their ends, without their segments."""
-    statement = (
-        select(rollouts)
-        .where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
-        .order_by(rollouts.c.finish_seq)
-        .limit(limit)
-    )
-    return rollouts_by(connection, statement)
+    bound = {"b_id": batch_id, "b_cursor": cursor, "b_limit": limit}
+    return rollouts_by(connection, _ended_after(), bound)
+
+
+@cache
+def _ended_after() -> Select[Any]:
+    after = (rollouts.c.batch_id == _ID, rollouts.c.finish_seq > bindparam("b_cursor"))
+    return select(rollouts).where(*after).order_by(rollouts.c.finish_seq).limit(bindparam("b_limit"))
 
 
 def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[list[Rollout]]:
     """Return the complete groups of a batch whose last rollout ended after a cursor, in that order."""
-    n_samples = select(batches.c.n_samples).where(batches.c.batch_id == batch_id).scalar_subquery()
+    bound = {"b_id": batch_id, "b_cursor": cursor, "b_limit": limit}
+    members = rollouts_by(connection, _groups_after(), bound)
+    return [list(group) for _, group in groupby(members, key=lambda each: each.group_index)]
+
+
+@cache
+def _groups_after() -> Select[Any]:
+    cursor = bindparam("b_cursor", type_=Integer)
+    n_samples = select(batches.c.n_samples).where(batches.c.batch_id == _ID).scalar_subquery()
     # a group that was completed after the cursor has a rollout that ended after it: only such groups are checked
-    lately = select(rollouts.c.group_index).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
+    lately = select(rollouts.c.group_index).where(rollouts.c.batch_id == _ID, rollouts.c.finish_seq > cursor)
     last = func.max(rollouts.c.finish_seq).label("last")
     whole = (
         select(rollouts.c.group_index, last)
-        .where(rollouts.c.batch_id == batch_id, rollouts.c.group_index.in_(lately), rollouts.c.finish_seq.is_not(None))
+        .where(rollouts.c.batch_id == _ID, rollouts.c.group_index.in_(lately), rollouts.c.finish_seq.is_not(None))
         .group_by(rollouts.c.group_index)
         .having(func.count(literal(1)) == n_samples, func.max(rollouts.c.finish_seq) > cursor)
         .order_by(last)
-        .limit(limit)
+        .limit(bindparam("b_limit"))
         .subquery()
     )
     # one statement, one snapshot: a number assigned in between, to a rescored rollout, would skip others
-    members = (
+    return (
         select(rollouts)
         .join(whole, whole.c.group_index == rollouts.c.group_index)
-        .where(rollouts.c.batch_id == batch_id)
+        .where(rollouts.c.batch_id == _ID)
         .order_by(whole.c.last, rollouts.c.sample_index)
     )
-    return [list(group) for _, group in groupby(rollouts_by(connection, members), key=lambda each: each.group_index)]
 
 
 def rollouts_of(
     connection: Connection, batch_id: str, after: RolloutRef | None = None, limit: int | None = None
 ) -> list[Rollout]:
     """Return rollouts of a batch, by group and sample, without segments; at most a page that follows a given one."""
-    statement = select(rollouts).where(rollouts.c.batch_id == batch_id)
+    bound: dict[str, Any] = {"b_id": batch_id}
     if after is not None:
-        same = (rollouts.c.group_index == after.group_index) & (rollouts.c.sample_index > after.sample_index)
-        statement = statement.where((rollouts.c.group_index > after.group_index) | same)
-    return rollouts_by(connection, statement.order_by(rollouts.c.group_index, rollouts.c.sample_index).limit(limit))
+        bound |= {"b_group": after.group_index, "b_sample": after.sample_index}
+    if limit is not None:
+        bound["b_limit"] = limit
+    statement = _rollouts_of(follows=after is not None, limited=limit is not None)
+    return rollouts_by(connection, statement, bound)
+
+
+@cache
+def _rollouts_of(*, follows: bool, limited: bool) -> Select[Any]:
+    group, sample = rollouts.c.group_index, rollouts.c.sample_index
+    statement = select(rollouts).where(rollouts.c.batch_id == _ID).order_by(group, sample)
+    if follows:
+        b_group = bindparam("b_group", type_=Integer)
+        statement = statement.where((group > b_group) | (group == b_group) & (sample > bindparam("b_sample")))
+    return statement.limit(bindparam("b_limit")) if limited else statement
 
 
 def rollout(connection: Connection, rollout_id: str) -> Rollout:
@@ -326,9 +373,11 @@ def with_segments(rollouts: Sequence[Rollout], segments: dict[str, tuple[Segment
     return [replace(each, segments=segments.get(each.rollout_id, ())) for each in rollouts]
 
 
-def rollouts_by(connection: Connection, statement: Select[Any]) -> list[Rollout]:
+def rollouts_by(
+    connection: Connection, statement: Select[Any], bound: Mapping[str, Any] | None = None
+) -> list[Rollout]:
     """Return the rollouts of a statement that selects all columns, without their segments."""
-    return [rollout_record(row) for row in connection.execute(statement)]
+    return [rollout_record(row) for row in connection.execute(statement, bound)]
 
 
 def rollout_record(row: Row[Any]) -> Rollout:

@@ -9,9 +9,10 @@ A training run records each step once, before it gets the step's groups; a repea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
 
 from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.ids import RolloutRef
@@ -50,8 +51,14 @@ def acknowledge(connection: Connection, batch_id: str, consumer: str, cursor: in
 
 def acknowledged(connection: Connection, batch_id: str, consumer: str) -> int:
     """Return the cursor of a consumer; 0 if it has acknowledged nothing."""
-    own = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
-    return connection.execute(select(deliveries.c.cursor).where(*own)).scalar_one_or_none() or 0
+    bound = {"b_id": batch_id, "b_consumer": consumer}
+    return connection.execute(_cursor(), bound).scalar_one_or_none() or 0
+
+
+@cache
+def _cursor() -> Select[Any]:
+    own = (deliveries.c.batch_id == bindparam("b_id"), deliveries.c.consumer == bindparam("b_consumer"))
+    return select(deliveries.c.cursor).where(*own)
 
 
 def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Instance]:

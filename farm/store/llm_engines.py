@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select, update
 
 from farm.callers import Caller, Scope
 from farm.configuration.service_urls import normal_url, sound_key
@@ -137,9 +138,6 @@ def clear(connection: Connection, forget_weights: bool = False) -> int:
 
 def listing(connection: Connection) -> list[StoredEngine]:
     """Return all servers, oldest first."""
-    age = (db_now() - engines.c.paused_at).label("paused_s")
-    silent = (db_now() - engines.c.held_at).label("silent_s")
-    statement = select(engines, age, silent).order_by(engines.c.added_at, engines.c.url)
     return [
         StoredEngine(
             **{name: getattr(row, name) for name in _AS_THEY_ARE},
@@ -147,8 +145,15 @@ def listing(connection: Connection) -> list[StoredEngine]:
             paused_s=max(0.0, row.paused_s or 0.0),
             silent_s=max(0.0, row.silent_s or 0.0),
         )
-        for row in connection.execute(statement)
+        for row in connection.execute(_listing())
     ]
+
+
+@cache
+def _listing() -> Select[Any]:
+    age = (db_now() - engines.c.paused_at).label("paused_s")
+    silent = (db_now() - engines.c.held_at).label("silent_s")
+    return select(engines, age, silent).order_by(engines.c.added_at, engines.c.url)
 
 
 def set_info(connection: Connection, url: str, info: EngineInfo) -> None:

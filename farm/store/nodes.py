@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, literal, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    update,
+)
 
 from farm.errors import Conflict
 from farm.records.node import DRAINING, UP, Node
@@ -94,9 +108,6 @@ def remove(connection: Connection, node: str) -> None:
 
 def listing(connection: Connection) -> list[Node]:
     """Return all nodes, with the age of their last heartbeat."""
-    age, left = age_of(nodes.c.heartbeat_at), left_until(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S)
-    up = age_of(nodes.c.started_at).label("up_s")
-    statement = select(nodes, age.label("age"), left.label("out_of_service_s"), up).order_by(nodes.c.node)
     return [
         Node(
             **{name: getattr(row, name) for name in (*_ANNOUNCED, "out_of_service_why", "n_trips")},
@@ -104,8 +115,15 @@ def listing(connection: Connection) -> list[Node]:
             out_of_service_s=max(0.0, row.out_of_service_s or 0.0),
             up_s=max(0.0, row.up_s),
         )
-        for row in connection.execute(statement)
+        for row in connection.execute(_listing())
     ]
+
+
+@cache
+def _listing() -> Select[Any]:
+    age, left = age_of(nodes.c.heartbeat_at), left_until(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S)
+    up = age_of(nodes.c.started_at).label("up_s")
+    return select(nodes, age.label("age"), left.label("out_of_service_s"), up).order_by(nodes.c.node)
 
 
 def _healthy(node_timeout_s: float) -> tuple[Any, ...]:

@@ -7,7 +7,8 @@ ended since, and those that have not ended.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
+from functools import cache, lru_cache
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from sqlalchemy import (
     Integer,
     Row,
     Select,
+    String,
+    bindparam,
     case,
     func,
     literal,
@@ -62,13 +65,15 @@ def rollout_counts(connection: Connection, batch_ids: Collection[str]) -> list[R
     summed: dict[str, tuple[int, list[Any]]] = {id: (0, []) for id in batch_ids}
     if not summed:
         return []
-    sums = select(_measured.c.batch_id, _measured.c.ended_seq, _measured.c.ended)
     while True:
-        for id, seq, ended in connection.execute(sums.where(_measured.c.batch_id.in_(batch_ids))):
+        for id, seq, ended in connection.execute(_sums(), {"b_ids": list(summed)}):
             summed[id] = (seq, ended)
         counts: list[RolloutCount] = []
-        now = dict.fromkeys(batch_ids, 0)
-        for row in connection.execute(_not_summed({id: seq for id, (seq, _) in summed.items()})):
+        now = dict.fromkeys(summed, 0)
+        bound: dict[str, Any] = {"b_ids": list(summed)}
+        for index, (id, (seq, _)) in enumerate(summed.items()):
+            bound |= {f"b_id_{index}": id, f"b_seq_{index}": seq}
+        for row in connection.execute(_not_summed(len(summed)), bound):
             if row.ended_seq is None:
                 key = (row.batch_id, Stage(row.stage), State(row.state), row.failure_kind)
                 counts.append(RolloutCount(*key, *_numbers(row), int(row.begun)))
@@ -82,22 +87,32 @@ def rollout_counts(connection: Connection, batch_ids: Collection[str]) -> list[R
     return counts
 
 
-def _not_summed(seqs: Mapping[str, int]) -> CompoundSelect[Any]:
+@cache
+def _sums() -> Select[Any]:
+    return select(_measured.c.batch_id, _measured.c.ended_seq, _measured.c.ended).where(_measured.c.batch_id.in_(_IDS))
+
+
+@lru_cache(maxsize=64)
+def _not_summed(n_batches: int) -> CompoundSelect[Any]:
     """Return a statement for the rollouts of batches beyond numbers, and the numbers up to which there are sums now.
 
     Each part reads an index of its own, which holds what it asks for and little else.
     """
     row = rollouts.c
     live = row.finish_seq.is_(None)
-    lately = or_(*((row.batch_id == id) & (row.finish_seq > seq) for id, seq in seqs.items()))
+
+    def beyond(index: int) -> ColumnElement[bool]:
+        return (row.batch_id == bindparam(f"b_id_{index}")) & (row.finish_seq > bindparam(f"b_seq_{index}"))
+
+    lately = or_(*map(beyond, range(n_batches)))
     none = [null().label(name) for name in ("stage", "state", "failure_kind", "n", "rewards", "mismatches", "invalid")]
     now = select(_measured.c.batch_id, *none, null().label("begun"), _measured.c.ended_seq)
     return union_all(
-        _counts().where(live, row.node.is_(None), row.batch_id.in_(seqs)).group_by(*_GROUP),
+        _counts().where(live, row.node.is_(None), row.batch_id.in_(_IDS)).group_by(*_GROUP),
         # by node, of which all have fewer than the largest batch; as an expression the id leads to no index
-        _counts().where(live, row.node > "", (row.batch_id + "").in_(seqs)).group_by(*_GROUP),
+        _counts().where(live, row.node > "", (row.batch_id + "").in_(_IDS)).group_by(*_GROUP),
         _counts().where(lately).group_by(*_GROUP),
-        now.where(_measured.c.batch_id.in_(seqs)),
+        now.where(_measured.c.batch_id.in_(_IDS)),
     )
 
 
@@ -128,12 +143,16 @@ def sum_up(connection: Connection, batch_id: str, last: int) -> None:
 
 def ended_sums(connection: Connection, batch_id: str) -> tuple[int, int]:
     """Return how many ended rollouts of a batch are summed up, and how many there are of them, at one moment."""
-    row = rollouts.c
-    n_ended = select(func.count(literal(1))).where(row.batch_id == batch_id, row.finish_seq <= _measured.c.ended_seq)
-    statement = select(_measured.c.ended, n_ended.scalar_subquery()).where(_measured.c.batch_id == batch_id)
-    for ended, n in connection.execute(statement):
+    for ended, n in connection.execute(_ended_sums(), {"b_id": batch_id}):
         return sum(each[3] for each in ended), n
     return 0, 0
+
+
+@cache
+def _ended_sums() -> Select[Any]:
+    row, id = rollouts.c, bindparam("b_id", type_=String)
+    n_ended = select(func.count(literal(1))).where(row.batch_id == id, row.finish_seq <= _measured.c.ended_seq)
+    return select(_measured.c.ended, n_ended.scalar_subquery()).where(_measured.c.batch_id == id)
 
 
 def forget(connection: Connection, batch_id: str) -> None:
@@ -157,6 +176,7 @@ def _counts() -> Select[Any]:
 
 
 _GROUP = (rollouts.c.batch_id, rollouts.c.stage, rollouts.c.state, rollouts.c.failure_kind)
+_IDS = bindparam("b_ids", type_=String, expanding=True)
 
 
 def _numbers(row: Row[Any]) -> tuple[int, float, int, int]:

@@ -8,13 +8,14 @@ conversation, not with its square.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, fields
+from functools import cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, Select, String, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
@@ -62,6 +63,8 @@ _observe_call = (
 )
 _delete_segments = delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id"))
 _add_segments = insert(segment_rows)
+_ID = bindparam("b_id", type_=String)
+_IDS = bindparam("b_ids", type_=String, expanding=True)
 
 _RENDERED_AGAIN = "rendered again: the engine's prompt goes on from the ids of no earlier call"
 
@@ -229,17 +232,11 @@ def segments_of(
     they are not kept.
     """
     check_kept(connection, batch_id)
-    statement = (
-        select(segment_rows)
-        .join(rollouts, rollouts.c.rollout_id == segment_rows.c.rollout_id)
-        .where(segment_rows.c.batch_id == batch_id, rollouts.c.finish_seq.is_not(None))
-        .order_by(segment_rows.c.rollout_id, segment_rows.c.segment_index)
-    )
-    if rollout_ids is not None:
-        statement = statement.where(segment_rows.c.rollout_id.in_(rollout_ids))
-    segments: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
+    chosen = rollout_ids is not None
+    bound = {"b_id": batch_id, "b_ids": list(rollout_ids)} if rollout_ids is not None else {"b_id": batch_id}
+    segments: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, chosen, bound))
     stretches: defaultdict[tuple[str, int], list[list[list[int]]]] = defaultdict(list)
-    for row in connection.execute(statement):
+    for row in connection.execute(_segments_of(chosen), bound):
         stretches[row.rollout_id, row.attempt].append(row.expert_stretches or [])
         segments[row.rollout_id].append(
             Segment(
@@ -252,37 +249,48 @@ def segments_of(
         if any(of_rollout):
             rows = zip(segments[rollout_id], of_rollout, strict=True)
             segments[rollout_id] = stored_experts.with_experts(connection, rollout_id, attempt, list(rows))
-    for rollout_id, of_rows in _rewards_of_rows(connection, batch_id, rollout_ids):
+    for rollout_id, of_rows in connection.execute(_rewards_of_rows(chosen), bound).tuples():
         segments[rollout_id] = RowRewards.model_validate(of_rows).applied(segments[rollout_id])
     return {rollout_id: tuple(rows) for rollout_id, rows in segments.items()}
 
 
-def _rewards_of_rows(
-    connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rewards of rows for each rollout whose newest score has any."""
+@cache
+def _segments_of(chosen: bool) -> Select[Any]:
+    """Return the statement for the rows of a batch's ended rollouts; if `chosen` for those with given ids."""
+    statement = (
+        select(segment_rows)
+        .join(rollouts, rollouts.c.rollout_id == segment_rows.c.rollout_id)
+        .where(segment_rows.c.batch_id == _ID, rollouts.c.finish_seq.is_not(None))
+        .order_by(segment_rows.c.rollout_id, segment_rows.c.segment_index)
+    )
+    return statement.where(segment_rows.c.rollout_id.in_(_IDS)) if chosen else statement
+
+
+@cache
+def _rewards_of_rows(chosen: bool) -> Select[Any]:
+    """Return the statement for the rewards of rows of each rollout whose newest score has any."""
     newer = rewards.alias()
     statement = (
         select(rewards.c.rollout_id, rewards.c.of_rows)
         .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
         .where(
-            rollouts.c.batch_id == batch_id,
+            rollouts.c.batch_id == _ID,
             rollouts.c.finish_seq.is_not(None),
             rewards.c.of_rows.is_not(None),
             ~exists().where(newer.c.rollout_id == rewards.c.rollout_id, newer.c.attempt > rewards.c.attempt),
         )
     )
-    if rollout_ids is not None:
-        statement = statement.where(rewards.c.rollout_id.in_(rollout_ids))
-    yield from connection.execute(statement).tuples()
+    return statement.where(rewards.c.rollout_id.in_(_IDS)) if chosen else statement
 
 
-def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None) -> dict[str, list[Segment]]:
+@cache
+def _calls_cut_short(chosen: bool) -> Select[Any]:
+    """Return the statement for the calls of rollouts that were cancelled during their runs."""
     statement = (
         select(model_calls)
         .join(rollouts, rollouts.c.rollout_id == model_calls.c.rollout_id)
         .where(
-            rollouts.c.batch_id == batch_id,
+            rollouts.c.batch_id == _ID,
             rollouts.c.state == State.CANCELLED.value,
             rollouts.c.stage == Stage.RUN.value,
             # the cancel raised the attempt number above that of the attempt under way
@@ -290,15 +298,17 @@ def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str]
         )
         .order_by(model_calls.c.rollout_id, model_calls.c.call_index)
     )
-    if rollout_ids is not None:
-        statement = statement.where(rollouts.c.rollout_id.in_(rollout_ids))
+    return statement.where(rollouts.c.rollout_id.in_(_IDS)) if chosen else statement
+
+
+def _cut_short(connection: Connection, chosen: bool, bound: Mapping[str, Any]) -> dict[str, list[Segment]]:
+    cut_short = connection.execute(_calls_cut_short(chosen), bound)
     calls_of_rollouts = [
-        (rollout_id, _in_full(rows))
-        for rollout_id, rows in groupby(connection.execute(statement), key=lambda row: str(row.rollout_id))
+        (rollout_id, _in_full(rows)) for rollout_id, rows in groupby(cut_short, key=lambda row: str(row.rollout_id))
     ]
     if not calls_of_rollouts:
         return {}
-    request = connection.scalar(select(batches.c.request).where(batches.c.batch_id == batch_id)) or {}
+    request = connection.scalar(select(batches.c.request).where(batches.c.batch_id == bound["b_id"])) or {}
     rule, builder = TrainCalls.model_validate(request.get("train_calls") or {}), request.get("row_builder")
     # only workers call a plug-in's: readers may not have it installed, and no row of these is trained on
     name = builder if builder in WHOLE else "prefix"

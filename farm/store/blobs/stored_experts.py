@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Integer, func, select
+from sqlalchemy import Connection, Integer, Select, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.records.experts.expert_stretches import ExpertStretch, assembled
@@ -55,13 +56,15 @@ def first_fitting(connection: Connection, groups: Sequence[Sequence[Rollout]]) -
 
 def _sizes(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
     """Return rollout id → stored bytes of its calls' experts, for rollouts that have any."""
+    found = connection.execute(_sizes_statement(), {"b_ids": rollout_ids}).tuples()
+    return {rollout_id: int(n) for rollout_id, n in found}
+
+
+@cache
+def _sizes_statement() -> Select[Any]:
     n_bytes = func.sum(func.length(call_experts.c.ids, type_=Integer))
-    statement = (
-        select(call_experts.c.rollout_id, n_bytes)
-        .where(call_experts.c.rollout_id.in_(rollout_ids))
-        .group_by(call_experts.c.rollout_id)
-    )
-    return {rollout_id: int(n) for rollout_id, n in connection.execute(statement).tuples()}
+    named = call_experts.c.rollout_id.in_(bindparam("b_ids", expanding=True))
+    return select(call_experts.c.rollout_id, n_bytes).where(named).group_by(call_experts.c.rollout_id)
 
 
 def with_experts(

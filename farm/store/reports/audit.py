@@ -8,7 +8,7 @@ once. The dispatcher checks all the time, part by part, because it shares its co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -51,6 +51,17 @@ _LARGEST = 1.7e308
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
     """Return the submitted, ended and in-flight counts at one moment. Raises NotFound."""
+    rows = connection.execute(_groups(), {"b_batch": batch_id}).all()
+    if not rows:
+        raise NotFound(f"there is no batch {batch_id}")
+    groups = tuple(Count(group_id(batch_id, row[0]), row[1], *map(int, row[3:])) for row in rows)
+    totals = [sum(column) for column in zip(*(row[3:] for row in rows), strict=True)]
+    return Conservation(Count(batch_id, rows[0][2], *map(int, totals)), groups)
+
+
+@cache
+def _groups() -> Select[Any]:
+    """Return the statement for the counts of each group of a batch."""
 
     def counted(*states: State) -> ColumnElement[int]:
         return func.sum(case((rollouts.c.state.in_(states), 1), else_=0))
@@ -59,7 +70,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
         rollouts.c.batch_id == instances.c.batch_id,
         rollouts.c.group_index == instances.c.group_index,
     )
-    rows = connection.execute(
+    return (
         select(
             instances.c.group_index,
             batches.c.n_samples,
@@ -73,15 +84,10 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
         .select_from(batches)
         .join(instances, instances.c.batch_id == batches.c.batch_id)
         .outerjoin(rollouts, same_group)
-        .where(batches.c.batch_id == batch_id)
+        .where(batches.c.batch_id == bindparam("b_batch"))
         .group_by(instances.c.group_index, batches.c.n_samples, batches.c.n_rollouts)
         .order_by(instances.c.group_index)
-    ).all()
-    if not rows:
-        raise NotFound(f"there is no batch {batch_id}")
-    groups = tuple(Count(group_id(batch_id, row[0]), row[1], *map(int, row[3:])) for row in rows)
-    totals = [sum(column) for column in zip(*(row[3:] for row in rows), strict=True)]
-    return Conservation(Count(batch_id, rows[0][2], *map(int, totals)), groups)
+    )
 
 
 def violations(connection: Connection, batch_id: str) -> list[Violation]:
@@ -123,25 +129,37 @@ def open_batches(connection: Connection) -> list[str]:
 
 def _of_numbers_given(connection: Connection, batch_id: str) -> list[Violation]:
     """Return numbers that were assigned twice, and acknowledgements beyond the last number."""
-    twice = (
-        select(rollouts.c.finish_seq, func.count(literal(1)))
-        .where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_not(None))
-        .group_by(rollouts.c.finish_seq)
-        .having(func.count(literal(1)) > 1)
-    )
-    beyond = (
-        select(_deliveries.c.consumer, _deliveries.c.cursor, batches.c.last_seq)
-        .join(batches, batches.c.batch_id == _deliveries.c.batch_id)
-        .where(batches.c.batch_id == batch_id, _deliveries.c.cursor > batches.c.last_seq)
-    )
-    violations = [Violation(batch_id, f"{n} rollouts ended as number {seq}") for seq, n in connection.execute(twice)]
+    bound = {"b_batch": batch_id}
+    violations = [
+        Violation(batch_id, f"{n} rollouts ended as number {seq}")
+        for seq, n in connection.execute(_assigned_twice(), bound)
+    ]
     summed, counted = rollout_counts.ended_sums(connection, batch_id)
     if summed != counted:
         violations.append(Violation(batch_id, f"{summed} ended rollouts are summed up, {counted} are there"))
     return violations + [
         Violation(batch_id, f"{consumer} has acknowledged {cursor}, but only {last} were given out")
-        for consumer, cursor, last in connection.execute(beyond)
+        for consumer, cursor, last in connection.execute(_acknowledged_beyond(), bound)
     ]
+
+
+@cache
+def _assigned_twice() -> Select[Any]:
+    return (
+        select(rollouts.c.finish_seq, func.count(literal(1)))
+        .where(rollouts.c.batch_id == bindparam("b_batch"), rollouts.c.finish_seq.is_not(None))
+        .group_by(rollouts.c.finish_seq)
+        .having(func.count(literal(1)) > 1)
+    )
+
+
+@cache
+def _acknowledged_beyond() -> Select[Any]:
+    return (
+        select(_deliveries.c.consumer, _deliveries.c.cursor, batches.c.last_seq)
+        .join(batches, batches.c.batch_id == _deliveries.c.batch_id)
+        .where(batches.c.batch_id == bindparam("b_batch"), _deliveries.c.cursor > batches.c.last_seq)
+    )
 
 
 _FACTS = ("stage", "state", "attempt", "outcome", "reward", "finish_seq", "owner", "n_failures", "n_lost")
@@ -312,7 +330,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
 """Violations of a rollout's invariants: description and condition. A condition that is NULL is not true."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def _broken() -> Select[Any]:
     """Select the rollouts that violate a rule, and which rules."""
     rules = [case((wrong, 1), else_=0).label(f"rule_{index}") for index, (_, wrong) in enumerate(_RULES)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from farm.errors import Pruned
 from farm.store.rollouts import batches
@@ -29,11 +31,7 @@ class RetentionLevel(StrEnum):
 
 def check_kept(connection: Connection, batch_id: str, level: RetentionLevel = RetentionLevel.TRAJECTORIES) -> None:
     """Raise Pruned if less than this level is left of a batch."""
-    row = connection.execute(
-        select(batches.c.pruned, batches.c.pruned_at).where(
-            batches.c.batch_id == batch_id, batches.c.pruned.in_(level.less)
-        )
-    ).one_or_none()
+    row = connection.execute(_pruned(level), {"b_id": batch_id}).one_or_none()
     if row is not None:
         at = "" if row.pruned_at is None else f" on {datetime.fromtimestamp(row.pruned_at, UTC):%Y-%m-%d}"
         left = (
@@ -42,6 +40,12 @@ def check_kept(connection: Connection, batch_id: str, level: RetentionLevel = Re
             else "nothing of it is kept"
         )
         raise Pruned(f"batch {batch_id} was pruned{at}: {left}, its trajectories are gone")
+
+
+@cache
+def _pruned(level: RetentionLevel) -> Select[Any]:
+    pruned = (batches.c.batch_id == bindparam("b_id"), batches.c.pruned.in_(level.less))
+    return select(batches.c.pruned, batches.c.pruned_at).where(*pruned)
 
 
 def check_artefacts_kept(connection: Connection, batch_id: str) -> None:
