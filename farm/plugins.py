@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeGuard, TypeVar
@@ -13,17 +13,28 @@ from farm.errors import NotFound
 P = TypeVar("P")
 
 
-@cache
-def installed(group: str) -> dict[str, EntryPoint]:
+def installed(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of all plug-ins in a group, such as `farm.handlers`, by name. Imports nothing."""
-    return {point.name: point for point in entry_points(group=group)}
+    return _by_group().get(group, {})
+
+
+@cache
+def _by_group() -> Mapping[str, Mapping[str, EntryPoint]]:
+    """Return the entry points of all groups: finding one group's also reads the metadata of each distribution."""
+    every = entry_points()
+    return {group: {point.name: point for point in every.select(group=group)} for group in every.groups}
+
+
+def find_installed() -> None:
+    """Find plug-ins that have been installed or removed since this process first looked."""
+    _by_group.cache_clear()
+    importlib.invalidate_caches()
 
 
 def entry_point(group: str, name: str) -> EntryPoint | None:
     """Return the entry point with this name, even if the plug-in was installed after this process started."""
     if name not in installed(group):
-        installed.cache_clear()
-        importlib.invalidate_caches()
+        find_installed()
     return installed(group).get(name)
 
 

@@ -32,7 +32,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.syspath_prepend(str(site))
         yield
     sys.modules.pop("packed_rows", None)
-    plugins.installed.cache_clear()
+    plugins.find_installed()
     plugins.load.cache_clear()
 
 

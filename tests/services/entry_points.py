@@ -30,7 +30,7 @@ def installed(project: Path, site: Path) -> Iterator[None]:
     """Install a project for this process while the block runs."""
     install(project, site)
     sys.path.insert(0, str(site))
-    plugins.installed.cache_clear()
+    plugins.find_installed()
     try:
         yield
     finally:
@@ -38,4 +38,4 @@ def installed(project: Path, site: Path) -> Iterator[None]:
         for module in project.glob("*.py"):
             # the next installation uses another folder
             sys.modules.pop(module.stem, None)
-        plugins.installed.cache_clear()
+        plugins.find_installed()

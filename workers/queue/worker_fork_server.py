@@ -21,9 +21,11 @@ from contextlib import suppress
 from types import FrameType
 
 import numpy as np
+from celery.app.backends import by_name
 from celery.concurrency.thread import TaskPool
 
 from farm.embedded.child_process import die_with_parent
+from farm.plugins import installed
 from farm.records.rollout import Stage
 from farm.scheduler.broker import queue_name
 from farm.settings import settings
@@ -111,6 +113,9 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main(control_fd: int) -> None:
     """Run the server until its supervisor ends."""
+    # else each worker would read the metadata of all distributions, and Celery once more
+    installed("farm.handlers")
+    by_name()
     for number in _IGNORED:
         signal.signal(number, _ignore)
     show_as([sys.executable, "-m", "workers.queue", "fork-server"])

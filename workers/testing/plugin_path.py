@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from pathlib import Path
 
-from farm.plugins import installed
+from farm.plugins import find_installed
 
 PLUGINS = Path(__file__).with_name("plugins")
 """A folder with a distribution's metadata only, which names the plug-ins of this package."""
@@ -27,8 +26,7 @@ def install() -> None:
         return
     sys.path.append(str(PLUGINS))
     os.environ["PYTHONPATH"] = python_path(PLUGINS)
-    importlib.invalidate_caches()
-    installed.cache_clear()
+    find_installed()
 
 
 if __name__ == "__main__":

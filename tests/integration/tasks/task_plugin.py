@@ -56,12 +56,12 @@ def installed_in(folder: Path) -> dict[str, str]:
 def known_here(folder: Path) -> Iterator[None]:
     """Make the plug-ins of a folder known to this process, too."""
     sys.path.insert(0, str(folder / "site"))
-    plugins.installed.cache_clear()
+    plugins.find_installed()
     try:
         yield
     finally:
         sys.path.remove(str(folder / "site"))
-        plugins.installed.cache_clear()
+        plugins.find_installed()
 
 
 class TaskInstance(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from farm.errors import AgentError, HandlerError
-from farm.plugins import installed
+from farm.plugins import find_installed
 from farm.records.request import BatchSettings, SandboxSpec
 from farm.records.trajectory import Message
 from workers.plugins import registry
@@ -89,10 +89,10 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         f"[farm.handlers]\nonce = {__name__}:OnceHandler\n[farm.sandboxes]\nsharing = {__name__}:SharingProvider\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    installed.cache_clear()
+    find_installed()
     yield
-    for cached in (installed, registry.sandbox):
-        cached.cache_clear()
+    find_installed()
+    registry.sandbox.cache_clear()
 
 
 def job(n: int = 1, n_samples: int = 1, **more: Any) -> StageJob:
