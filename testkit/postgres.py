@@ -20,7 +20,6 @@ _USER = "farm"
 _OPTIONS = {
     "listen_addresses": "",
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "shared_buffers": "32MB",
     "max_connections": "100",
@@ -30,7 +29,7 @@ _OPTIONS = {
 @contextmanager
 def postgres_server() -> Iterator[str]:
     """Yield the SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
-    with restartable_postgres() as server:
+    with restartable_postgres(synchronous_commit="off") as server:
         yield server.url
 
 
@@ -63,7 +62,10 @@ class RestartablePostgres:
 
 @contextmanager
 def restartable_postgres(**options: str) -> Iterator[RestartablePostgres]:
-    """Yield a new Postgres, with options in addition to those of all test servers. Raises Missing."""
+    """Yield a new Postgres, with options in addition to those of all test servers. Raises Missing.
+
+    It keeps what is committed when it is cut down, which it would not with `synchronous_commit=off`.
+    """
     user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
     with private_folder(user, in_memory=True) as folder:
         binaries = binaries_for(user, _binaries(), folder)

@@ -10,12 +10,7 @@ from testkit.postgres import restartable_postgres
 from tests.services.servers.rabbitmq import rabbitmq_broker
 from tests.services.servers.redis import redis_broker
 
-_OPTIONS = {
-    # a server that crashes loses commits that it did not flush, and no farm could recover from that
-    "synchronous_commit": "on",
-    "shared_buffers": "64MB",
-    "max_connections": "400",
-}
+_OPTIONS = {"shared_buffers": "64MB", "max_connections": "400"}
 
 
 class Postgres:

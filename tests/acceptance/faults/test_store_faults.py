@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 def server() -> Iterator[RestartablePostgres]:
     """Yield a Postgres that keeps committed data, whatever happens to it."""
     try:
-        with restartable_postgres(synchronous_commit="on") as made:
+        with restartable_postgres() as made:
             yield made
     except Missing as missing:
         absent(str(missing))
