@@ -29,6 +29,7 @@ from testkit.scratch_folder import sandbox_config
 from tests import rerun
 from tests.forked_workers import fork_workers
 from tests.services.apptainer import apptainer_program, unpacked_binaries
+from tests.services.compiled_statements import share_compiled_statements
 from tests.services.farms import home_of_tests
 from tests.services.servers.redis import redis_client, redis_server
 from tests.services.soak import SOAK_MINUTES
@@ -54,19 +55,28 @@ _LONGEST = (
 """These files take longest, the last of them most of all. At the end of a run each would keep one worker busy."""
 
 _WAITING = tuple(
-    f"tests/unit/{name}.py"
-    for name in (
-        "farm/scheduler/test_broker",
-        "workers/tools/test_search",
-        "workers/policy/gateway/test_recent_answers",
-        "farm/launch/test_head_claim",
-        "farm/store/sql/test_connection_slots",
-        "workers/policy/engines/test_chat_route",
-        "workers/policy/engines/test_capabilities",
-        "workers/sandboxes/isolation/test_hang_guard",
-    )
+    f"tests/{suite}/{name}.py"
+    for suite, names in {
+        "unit": (
+            *("farm/scheduler/test_broker", "workers/tools/test_search", "workers/policy/gateway/test_recent_answers"),
+            *("farm/launch/test_head_claim", "farm/store/sql/test_connection_slots"),
+            *("workers/policy/engines/test_chat_route", "workers/policy/engines/test_capabilities"),
+            "workers/sandboxes/isolation/test_hang_guard",
+        ),
+        "contract": (
+            *(f"protocols/{name}" for name in ("test_prorl_clients", "test_prorl", "test_nemo_gym")),
+            *(f"store/{name}" for name in ("test_store_one_connection", "test_store_clock", "test_store_silence")),
+            *(f"sandboxes/{name}" for name in ("test_uninterruptible_processes", "test_sandbox_terminal")),
+        ),
+        "integration": (
+            *(f"engines/{name}" for name in ("test_weight_update", "test_routed_experts", "test_trainer_engines")),
+            *("engines/test_pool_engines", "stores/test_store_outage", "web/test_views", "observing/test_webhooks"),
+            *("sandboxes/test_warm_pool", "test_cancel"),
+        ),
+    }.items()
+    for name in names
 )
-"""Tests of these files wait for time limits for 6 to 14 s each: one worker takes them while the others compute."""
+"""Tests of these files wait for most of their time: one worker takes them while the others compute."""
 
 _TOGETHER = tuple(
     f"tests/integration/answers/test_{name}.py::" for name in ("answer", "answer_hacks", "example_answers")
@@ -92,6 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # the time that an example takes depends on the load of the machine
     examples.register_profile("farm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     examples.load_profile("farm")
+    share_compiled_statements()
     # reading the system's certificates takes 15 ms for each HTTP client
     httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
     plugin_path.install()
@@ -124,8 +135,8 @@ def _is_soak_only(item: pytest.Item) -> bool:
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    """Return a test's rank: within a suite the files that wait and the longest files come last."""
-    length = next((at for at, file in enumerate(_WAITING + _LONGEST, 1) if item.nodeid.startswith(file)), 0)
+    """Return a test's rank: within a suite the longest files come last."""
+    length = next((at for at, file in enumerate(_LONGEST, 1) if item.nodeid.startswith(file)), 0)
     return _suite(item.nodeid), length
 
 
@@ -137,19 +148,21 @@ def _suite(nodeid: str) -> int:
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker a file of tests at a time, as tests of a file share expensive fixtures.
 
-    Unit tests come first; the first worker takes those that wait. Then every second worker takes files from the end of
-    our order, the others from its start: whole farms, which mostly wait, run next to tests that compute, and the rest
-    at the end is short.
+    The first worker takes files that wait, as long as there are any. The others take unit tests first; then every
+    second one takes files from the end of our order, the others from its start: whole farms, which mostly wait, run
+    next to tests that compute, and the rest at the end is short.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
-        worker, unit_tests = self.nodes.index(node), not _suite(next(iter(self.workqueue)))
-        if unit_tests and worker == 0:
-            preferred = next((file for file in _WAITING if file in self.workqueue), None)
+        worker = self.nodes.index(node)
+        waiting = [file for file in _WAITING if file in self.workqueue]
+        others = [file for file in self.workqueue if file not in waiting]
+        if waiting and (worker == 0 or not others):
+            chosen = waiting[0]
         else:
-            preferred = next(reversed(self.workqueue)) if worker % 2 and not unit_tests else None
-        if preferred is not None:
-            self.workqueue.move_to_end(preferred, last=False)
+            from_end = worker % 2 and _suite(others[0])
+            chosen = others[-1 if from_end else 0]
+        self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,10 @@ def _breaking(is_kept: Callable[[Path], bool]) -> list[str]:
 
 def test_every_module_has_a_docstring() -> None:
     def has_docstring(path: Path) -> bool:
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if re.match(r'"""\w', text):
+            return True
+        tree = ast.parse(text)
         is_empty_marker = path.name == "__init__.py" and not tree.body
         return is_empty_marker or bool(ast.get_docstring(tree))
 
@@ -56,7 +60,11 @@ def test_no_module_has_a_vague_name() -> None:
 
 def test_only_settings_reads_environment_variables_of_the_farm() -> None:
     def reads_no_farm_variables(path: Path) -> bool:
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        # parsing and walking through all modules would take seconds
+        if not re.search("environ|getenv", text):
+            return True
+        tree = ast.parse(text)
         if path in {ROOT / "farm" / "settings.py", CONFIG_FILE} or _runs_outside_the_farm(tree):
             return True
         return not [name for node in ast.walk(tree) for name in _variables_read(node) if name.startswith("FARM_")]
@@ -66,7 +74,10 @@ def test_only_settings_reads_environment_variables_of_the_farm() -> None:
 
 def test_only_processes_clients_and_commands_read_the_settings() -> None:
     def reads_no_settings(path: Path) -> bool:
-        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        text = path.read_text()
+        if "from farm.settings" not in text:
+            return True
+        imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
         names = {name.name for node in imports if node.module == "farm.settings" for name in node.names}
         return "settings" not in names or str(path.relative_to(ROOT)).startswith(READS_SETTINGS)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from tests.contract import engine_promises
 from tests.contract.engine_promises import TOKEN_PROMISES, Promise, check_promise
 from tests.doubles import EngineDouble
 from tests.services.entry_points import install, installed
+from tests.services.preloaded import completed
 from tests.services.servers.llamacpp_server import LlamaCppServer
 from workers.policy.engines import detect, open_engine
 from workers.policy.engines.connection import EngineConnection
@@ -260,8 +259,7 @@ def test_broken_kind_does_not_affect_the_others(tmp_path: Path, caplog: pytest.L
 
 def test_doctor_process_detects_the_installed_example(llamacpp: str, tmp_path: Path) -> None:
     install(EXAMPLE, tmp_path / "site")
-    command = [sys.executable, "-m", "workers.cli.engine_check", f"{llamacpp}/v1", "--json"]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = completed("workers.cli.engine_check", [f"{llamacpp}/v1", "--json"], env)
     info = json.loads(done.stdout)["info"]
     assert (info["kind"], info["token_in"]) == ("llamacpp", "completion"), done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +16,12 @@ from testkit.scratch_folder import sandbox_config
 from tests.services.commands import output_of
 from tests.services.farms import processes_of
 from tests.services.gated_package import REQUIREMENT, GatedPackage
+from tests.services.preloaded import completed
 from workers.cli.images import main
 from workers.sandboxes.images.environments import environment
 from workers.sandboxes.images.image import image
 from workers.testing.plugin_path import python_path
 
-FARM = str(Path(sys.executable).parent / "farm")
 N_WAITING = 4
 
 pytestmark = pytest.mark.usefixtures("sandbox_settings")
@@ -78,7 +76,7 @@ def with_agent(open_folder: Path) -> Mapping[str, str]:
 
 def pull(*words: str, env: Mapping[str, str]) -> str:
     own = {**os.environ, "COLUMNS": "200", **env}
-    done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=600)
+    done = completed("farm.cli.main", ["images", "pull", *words], own)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

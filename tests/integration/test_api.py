@@ -9,8 +9,6 @@ import os
 import re
 import select
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +48,7 @@ from tests.services.api import KEY, ResponseDropper, served, shown_key
 from tests.services.commands import output_of
 from tests.services.engines import CONTROLLED, Server, Servers
 from tests.services.farms import NOOP, until
+from tests.services.preloaded import completed
 from tests.services.servers.postgres_cut import between
 from workers.testing.serving import serving
 
@@ -418,8 +417,7 @@ def test_occupied_address_of_metrics_and_flower_is_named(command: str, sqlite_st
         taken.listen()
         port = taken.getsockname()[1]
         # in a separate process, which may become Flower
-        words = [str(Path(sys.executable).parent / "farm"), command, "--port", str(port)]
-        done = subprocess.run(words, env=os.environ | env, capture_output=True, text=True, timeout=600)
+        done = completed("farm.cli.main", [command, "--port", str(port)], os.environ | env)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert f"cannot listen at 127.0.0.1 port {port}: Address already in use" in line

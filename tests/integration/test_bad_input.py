@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +29,7 @@ from farm.store.sql.schema import InstanceRow, RolloutRow
 from testkit.postgres import postgres_database
 from tests.doubles import EngineDouble
 from tests.services.farms import NOOP, embedded, farm_folder
+from tests.services.preloaded import completed
 from tests.services.unruly import installed_in
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -214,9 +213,7 @@ def test_database_of_another_revision_is_refused_with_a_remedy(store_url: str, t
             "FARM_BROKER_URL": "redis://127.0.0.1:1",
             "FARM_HOME": str(tmp_path),
         }
-        node = subprocess.run(
-            [sys.executable, "-m", "workers.node"], env=env, capture_output=True, text=True, timeout=120
-        )
+        node = completed("workers.node", [], env, 120)
         assert node.returncode != 0
         output = node.stdout + node.stderr
         assert f"at schema revision {revision}" in output

@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,9 +42,9 @@ from tests.contract.store.test_store import advance, announce, claimed, finish, 
 from tests.secret_keys import key_of
 from tests.services.api import KEY
 from tests.services.farms import NOOP, until
+from tests.services.preloaded import farm_command
 
 Numbers = dict[tuple[str, tuple[str, ...]], float]
-FARM = str(Path(sys.executable).parent / "farm")
 
 
 def read(text: str) -> Numbers:
@@ -210,8 +209,7 @@ def postgres() -> Iterator[RestartablePostgres]:
 def served(store_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run `farm metrics` until the block ends; yield it and the URL of its numbers."""
     env = os.environ | {"FARM_STORE_URL": store_url, "FARM_API_KEY": KEY}
-    with log.open("wb") as out:
-        serving = subprocess.Popen([FARM, "metrics", "--port", "0"], env=env, stdout=out, stderr=out)
+    serving = farm_command(["metrics", "--port", "0"], env, log)
     try:
         until(lambda: log.read_text().endswith("/metrics\n") or serving.poll() is not None, "it is served", 120.0)
         yield serving, log.read_text().strip()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -21,14 +22,15 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from farm.cli.console import console
 from farm.embedded.child_process import ChildProcess, die_with_parent
-from farm.plugins import installed
+from farm.plugins import find_installed, installed
 from farm.settings import settings
 from farm.startup import end_process, frozen_imports
 from workers.sandboxes.isolation.linux import show_as
@@ -46,7 +48,8 @@ _ROOM = "FARM_TESTS_ROOM"
 _ROOM_BYTES = 16_000
 """The limit of a program's command line, and of its environment beyond the server's."""
 _MAX_BYTES = 150_000
-_FREE = ("FARM_", "PYTEST_", "PATH", "PYTHONPATH", "TMPDIR")
+_MAX_FDS = 10
+_FREE = ("FARM_", "PYTEST_", "PATH", "PYTHONPATH", "TMPDIR", "COLUMNS")
 """Prefixes of variables that may differ between a program and the server, as they are only read when needed."""
 
 
@@ -59,6 +62,31 @@ def program(module: str, words: Sequence[str], env: Mapping[str, str], log: Path
     return ChildProcess(argv, env=env, log=log, on_parent_death=signal.SIGTERM)
 
 
+def opened(
+    module: str, words: Sequence[str], env: Mapping[str, str], cwd: Path = _ROOT, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[str]:
+    """Start the same with pipes for its input, output and errors; for the module `-c` the first word is code."""
+    server = _server()
+    if server.serves(env):
+        return server.open(module, words, env, cwd, pass_fds)
+    argv = [sys.executable, *(["-c"] if module == "-c" else ["-m", module]), *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env=env, cwd=cwd, text=True, pass_fds=pass_fds, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def completed(
+    module: str, words: Sequence[str], env: Mapping[str, str], timeout_s: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE WORDS` to its end."""
+    with opened(module, words, env) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
 def farm_command(words: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start `farm WORDS`; its output and errors go to its log."""
     return program("farm.cli.main", words, env, log).process
@@ -69,10 +97,12 @@ class _ForkedChild(ChildProcess):
         self.process = process
 
 
-class _ForkedProgram(subprocess.Popen[bytes]):
-    """Like `Popen` for a process without pipes; its parent, the server, knows its exit status."""
+class _ForkedProgram(subprocess.Popen[Any]):
+    """Like `Popen`; the process's parent, the server, knows its exit status."""
 
-    _child_created = False
+    _child_created = _communication_started = False
+    _input = encoding = errors = None
+    text_mode = True
 
     def __init__(self, server: _ProgramServer, pid: int, args: Sequence[str]) -> None:
         self.args, self.pid = list(args), pid
@@ -125,18 +155,33 @@ class _ProgramServer:
         return all(name.startswith(_FREE) for name in differing) and size < own_size + _ROOM_BYTES
 
     def start(self, module: str, words: Sequence[str], env: Mapping[str, str], log: Path) -> _ForkedProgram:
+        """Start a program whose output and errors go to a log."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-        start = {"module": module, "words": [*words], "env": {**env}, "log": str(log), "cwd": str(Path.cwd())}
-        return _ForkedProgram(self, self._ask({"start": start}), [module, *words])
+        with log.open("ab") as output:
+            return self._started(module, words, env, Path.cwd(), {1: output.fileno(), 2: output.fileno()})
+
+    def open(
+        self, module: str, words: Sequence[str], env: Mapping[str, str], cwd: Path, pass_fds: Sequence[int]
+    ) -> _ForkedProgram:
+        """Start a program with pipes; it gets the descriptors `pass_fds`, by the same numbers."""
+        with _pipes() as (own, its):
+            process = self._started(module, words, env, cwd, {**its, **{fd: fd for fd in pass_fds}})
+            process.stdin, process.stdout, process.stderr = own
+        return process
+
+    def _started(
+        self, module: str, words: Sequence[str], env: Mapping[str, str], cwd: Path, fds: Mapping[int, int]
+    ) -> _ForkedProgram:
+        start = {"module": module, "words": [*words], "env": {**env}, "cwd": str(cwd), "fds": [*fds]}
+        return _ForkedProgram(self, self._ask({"start": start}, [*fds.values()]), [module, *words])
 
     def code(self, pid: int) -> int:
         return self._ask({"ended": pid})
 
-    def _ask(self, request: Mapping[str, Any]) -> int:
+    def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> int:
         answer = b""
         with self._lock, suppress(ConnectionError):
-            self._control.send(json.dumps(request).encode())
+            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             answer = self._control.recv(_MAX_BYTES)
         if not answer:
             code = self._process.wait()
@@ -149,6 +194,18 @@ class _ProgramServer:
     def end(self) -> None:
         self._control.close()
         self._process.wait()
+
+
+@contextmanager
+def _pipes() -> Iterator[tuple[list[IO[str]], dict[int, int]]]:
+    """Yield our ends of three pipes, as files, and those of a program, by its numbers; close the latter afterwards."""
+    (read, to), (output, write), (errors, write_errors) = os.pipe(), os.pipe(), os.pipe()
+    its = {0: read, 1: write, 2: write_errors}
+    try:
+        yield [os.fdopen(to, "w"), os.fdopen(output), os.fdopen(errors)], its
+    finally:
+        for fd in its.values():
+            os.close(fd)
 
 
 @cache
@@ -164,7 +221,10 @@ def end_server() -> None:
 
 
 def _serve(control: socket.socket) -> None:
-    while message := control.recv(_MAX_BYTES):
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, _MAX_BYTES, _MAX_FDS)
+        if not message:
+            return
         request = json.loads(message)
         answer: int | str
         if "ended" in request:
@@ -178,25 +238,30 @@ def _serve(control: socket.socket) -> None:
                 answer = str(error)
             if answer == 0:
                 control.close()
-                _run_program(server, request["start"])
+                _run_program(server, request["start"], fds)
+            for fd in fds:
+                os.close(fd)
         control.send(json.dumps(answer).encode())
 
 
-def _run_program(server: int, start: Mapping[str, Any]) -> None:
-    """Act as the program, and end with it."""
+def _run_program(server: int, start: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Act as the program, with these descriptors, and end with it."""
     code: int | str | None = 1
     try:
         os.setsid()
         die_with_parent(server, signal.SIGTERM)
-        log = os.open(start["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        _take_descriptors(start["fds"], fds)
         os.chdir(start["cwd"])
         _take_environment(start["env"])
-        sys.argv = [start["module"], *start["words"]]
-        show_as([sys.executable, "-m", *sys.argv])
-        runpy.run_module(start["module"], run_name="__main__", alter_sys=True)
+        module, words = start["module"], start["words"]
+        if module == "-c":
+            show_as([sys.executable, module, *words])
+            sys.argv = [module, *words[1:]]
+            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv = [module, *words]
+            show_as([sys.executable, "-m", *sys.argv])
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ended:
         code = ended.code
@@ -206,6 +271,19 @@ def _run_program(server: int, start: Mapping[str, Any]) -> None:
         traceback.print_exc()
     finally:
         end_process(code if isinstance(code, int) else int(code is not None))
+
+
+def _take_descriptors(numbers: Sequence[int], fds: Sequence[int]) -> None:
+    """Give descriptors their numbers, and close the rest of the server's."""
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(numbers) + 1) for fd in fds]
+    for number, fd in zip(numbers, aside, strict=True):
+        os.dup2(fd, number)
+    for fd in {*aside, *fds} - {*numbers}:
+        os.close(fd)
+    # the server's streams know whether its own files can be sought
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def _take_environment(env: dict[str, str]) -> None:
@@ -219,11 +297,15 @@ def _take_environment(env: dict[str, str]) -> None:
     text = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items())
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
     folders = env.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
-    importlib.invalidate_caches()
-    installed.cache_clear()
+    added = [folder for folder in folders if folder and folder not in sys.path]
+    if added:
+        sys.path[1:1] = added
+        find_installed()
     settings.cache_clear()
     tempfile.tempdir = None
+    # the console was made when its module was loaded
+    if columns := env.get("COLUMNS"):
+        console.width = int(columns)
 
 
 def main() -> None:
@@ -232,6 +314,7 @@ def main() -> None:
     with frozen_imports():
         for name in _MODULES:
             importlib.import_module(name)
+        installed("farm.handlers")
     with suppress(ConnectionError), socket.socket(fileno=int(sys.argv[1])) as control:
         _serve(control)
 

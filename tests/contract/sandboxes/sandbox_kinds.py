@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from farm.home import own_home
 from farm.settings import settings
+from tests.services.preloaded import opened
 from workers.plugins.interfaces import SandboxProvider
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.singularity import SingularityProvider
@@ -121,12 +121,4 @@ def mounts_with(text: str) -> list[str]:
 
 def python(code: str, pass_fds: Sequence[int] = (), **env: str) -> subprocess.Popen[str]:
     """Start another process of this farm that runs some code."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, **env},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=pass_fds,
-        cwd=Path(__file__).parents[3],
-    )
+    return opened("-c", [code], {**os.environ, **env}, pass_fds=pass_fds)

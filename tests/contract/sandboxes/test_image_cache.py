@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,8 @@ from testkit.scratch_folder import sandbox_config
 from tests.contract.sandboxes.sandbox_kinds import processes_with, python
 from tests.services.commands import output_of
 from tests.services.farms import until
-from tests.services.images import root_folder
+from tests.services.images import root_folder, sif_file
+from tests.services.preloaded import completed, opened
 from tests.services.servers.registry import registry
 from tests.services.soak import ONLY
 from workers.cli.images import main as images_main
@@ -38,7 +37,6 @@ from workers.testing.plugin_path import python_path
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]
 
-FARM = str(Path(sys.executable).parent / "farm")
 UUID = "cat /proc/sys/kernel/random/uuid >/etc/built"
 """A command whose output differs in each build."""
 BUILD = """
@@ -57,11 +55,7 @@ def place(sandbox_settings: None, open_folder: Path, apptainer: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sif(place: Path, apptainer: Path) -> Path:
-    path = place / "small.sif"
-    root = root_folder(place / "small")
-    subprocess.run([apptainer, "build", str(path), str(root)], capture_output=True, check=True)
-    path.chmod(0o644)
-    return path
+    return sif_file(apptainer, root_folder(place / "small"), place / "small.sif")
 
 
 @pytest.fixture
@@ -263,7 +257,7 @@ def farm(*words: str, code: int = 0) -> str:
 def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
     """Return the output of `farm images pull`, run in a process with more plug-ins installed."""
     own = {**os.environ, "COLUMNS": "200", **env}
-    done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=600)
+    done = completed("farm.cli.main", ["images", "pull", *words], own)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -466,7 +460,7 @@ def test_interrupted_build_command_leaves_nothing(
 ) -> None:
     first, second = seconds(4711, number), seconds(4712, number)
     path = define(f"{UUID}; setsid sleep {first} & sleep {second}")
-    process = subprocess.Popen([FARM, "images", "build", str(path)], stdout=subprocess.PIPE, start_new_session=True)
+    process = opened("farm.cli.main", ["images", "build", str(path)], os.environ)
     try:
         wait_until(lambda: processes_with(first) and processes_with(second), "it is being built")
     finally:
@@ -474,7 +468,7 @@ def test_interrupted_build_command_leaves_nothing(
         out, _ = process.communicate(timeout=600)
     if number != signal.SIGKILL:
         assert process.returncode == 130
-        assert b"unfinished builds are removed" in out
+        assert "unfinished builds are removed" in out
         assert half_built() == []
     wait_until(lambda: not processes_with(first) and not processes_with(second), "nothing runs any more")
     wait_until(lambda: not half_built(), "all is cleared away")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from farm.errors import ImageError
-from tests.services.images import ENTRYPOINT, docker_archive, oci_archive, root_folder
+from tests.services.images import ENTRYPOINT, docker_archive, oci_archive, root_folder, sif_file
 from tests.services.servers.registry import registry
 from workers.config import SandboxConfig
 from workers.plugins.interfaces import Sandbox
@@ -54,10 +53,7 @@ def small_image(open_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def image_file(small_image: Path, apptainer: Path) -> Path:
-    path = small_image.with_suffix(".sif")
-    subprocess.run([apptainer, "build", str(path), str(small_image)], capture_output=True, check=True)
-    path.chmod(0o644)
-    return path
+    return sif_file(apptainer, small_image, small_image.with_suffix(".sif"))
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +260,8 @@ def test_images_of_a_registry_share_their_blobs(
 def test_image_file_of_a_registry_image_has_its_config(
     start: Start, run: Run, small_image: Path, apptainer: Path, tmp_path: Path
 ) -> None:
-    saved, file = docker_archive(small_image, tmp_path / "d.tar"), tmp_path / "image.sif"
-    subprocess.run([apptainer, "build", file, f"docker-archive:{saved}"], check=True, capture_output=True)
+    saved = docker_archive(small_image, tmp_path / "d.tar")
+    file = sif_file(apptainer, f"docker-archive:{saved}", tmp_path / "image.sif")
     has_config(run, start(image=str(file), workdir=""))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from farm.settings import settings
 from tests.contract.conftest import provider_of
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
-from tests.services.images import docker_archive, oci_archive, root_folder
+from tests.services.images import docker_archive, oci_archive, root_folder, sif_file
 from tests.services.soak import at_length
 from workers.conformance.bench import PromiseBench, chosen
 from workers.conformance.trial import Promise
@@ -61,8 +60,7 @@ def root(open_folder: Path) -> Path:
 def images(root: Path, apptainer: Path) -> dict[str, str]:
     """Return the same root file system in every format."""
     folder = root.parent
-    subprocess.run([apptainer, "build", str(folder / "root.sif"), str(root)], capture_output=True, check=True)
-    (folder / "root.sif").chmod(0o644)
+    sif_file(apptainer, root, folder / "root.sif")
     docker = docker_archive(root, folder / "root-docker.tar")
     oci = oci_archive(root, folder / "root-oci.tar")
     names = (root, folder / "root.sif", f"docker-archive:{docker}", f"oci-archive:{oci}")

@@ -727,9 +727,11 @@ class TestWrites:
     def test_many_processes_lose_no_write(self, store: Store) -> None:
         import multiprocessing
 
+        context = multiprocessing.get_context("forkserver")
+        # it is imported once, not by each of them
+        context.set_forkserver_preload([__name__])
         batch_id = new_batch(store, n=200)
         place(store, batch_id)
-        context = multiprocessing.get_context("spawn")
         jobs = [(store.url, [f"{batch_id}.{i}.0" for i in range(start, 200, 4)]) for start in range(4)]
         with context.Pool(4) as pool:
             assert sum(pool.starmap(_claim_all, jobs)) == 200

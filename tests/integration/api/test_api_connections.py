@@ -6,12 +6,9 @@ import contextlib
 import os
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -25,6 +22,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import announce, place, run_to_end
 from tests.services.api import KEY, served, shown_key
 from tests.services.farms import NOOP, until
+from tests.services.preloaded import opened
 from tests.services.servers.certificates import Certificates, certificates
 
 HEAD = f"POST /v1/cancel HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
@@ -225,17 +223,13 @@ def test_https_client_of_a_plain_api_gets_an_error(sqlite_store: Store) -> None:
 
 @contextlib.contextmanager
 def _api(*words: str) -> Iterator[str]:
-    command = [str(Path(sys.executable).parent / "farm"), "api", *words]
-    env = os.environ | {"FARM_API_KEY": KEY}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = opened("farm.cli.main", ["api", *words], os.environ | {"FARM_API_KEY": KEY})
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
     finally:
         process.terminate()
-        process.wait(60)
-        if process.stdout is not None:
-            process.stdout.close()
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.doubles import EngineDouble
 from tests.services.api import served, shown_key
 from tests.services.entry_points import installed
 from tests.services.farms import embedded, farm_folder, until
+from tests.services.preloaded import completed
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.testing.engine.simulated_values import ExpertRouting
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
@@ -210,14 +210,13 @@ def test_show_prints_the_reward_of_each_turn(client: tuple[LocalFarm, str]) -> N
 
 
 def test_check_reports_a_deterministic_environment(client: tuple[LocalFarm, str]) -> None:
-    command = [sys.executable, "-m", "workers.cli.environment_check", "check", "guessing_game", "--seed", "3"]
-    done = subprocess.run([*command, "--action", "<guess>5</guess>"], capture_output=True, text=True)
+    words = ["check", "guessing_game", "--seed", "3", "--action", "<guess>5</guess>"]
+    done = completed("workers.cli.environment_check", words, os.environ)
     assert "guessing_game: deterministic over 1 steps" in done.stdout, done.stderr
 
 
 def test_check_accepts_a_range_of_rewards(client: tuple[LocalFarm, str]) -> None:
-    command = [sys.executable, "-m", "workers.cli.environment_check", "check", "guessing_game", "--seed", "3"]
-    command += ["--action", "<guess>5</guess>", "--rewards", "0", "0.01"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = ["check", "guessing_game", "--seed", "3", "--action", "<guess>5</guess>", "--rewards", "0", "0.01"]
+    done = completed("workers.cli.environment_check", words, os.environ)
     assert done.returncode == 1
     assert "as the reward, outside of 0 to 0.01" in done.stderr

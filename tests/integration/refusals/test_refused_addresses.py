@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from testkit.postgres import restartable_postgres
 from testkit.private_server import Missing
 from tests.conftest import absent
 from tests.services.farms import until
+from tests.services.preloaded import completed
 from tests.services.servers.broker import free_ports
 from tests.services.servers.rabbitmq import rabbitmq_broker
 
@@ -144,9 +144,7 @@ def test_process_with_a_refused_broker_exits_with_one_line(
         "FARM_BROKER_URL": f"redis://:{password}@127.0.0.1:{redis_port}/0",
     }
     more = ["--port", "0"] if part == "api" else []
-    ended = subprocess.run(
-        [sys.executable, "-m", "farm.cli.main", part, *more], env=env, capture_output=True, text=True, timeout=120
-    )
+    ended = completed("farm.cli.main", [part, *more], env, 120)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
     assert ended.returncode == 1, ended.stderr
     assert len(lines) == 1, ended.stderr
@@ -258,8 +256,7 @@ def test_process_with_a_refused_database_exits_with_one_line(
         "FARM_STORE_URL": f"postgresql+psycopg://known:n0-such@/open?host={postgres_folder}",
         "FARM_BROKER_URL": f"redis+socket://{tmp_path}/none.sock",
     }
-    words = [sys.executable, "-m", "farm.cli.main", *part]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180)
+    ended = completed("farm.cli.main", part, env, 180)
     lines = (ended.stdout + ended.stderr).splitlines()
     reason = [line for line in lines if "the database refuses the connection" in line]
     assert ended.returncode == 1, ended.stderr

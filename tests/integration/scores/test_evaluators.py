@@ -13,7 +13,7 @@ import pytest
 from examples.problems import humaneval_problems, swe_problems
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from tests.services.soak import at_length
+from tests.services.soak import ONLY, at_length
 from workers.handlers.code import CodeHandler, CodeInstance
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
@@ -111,7 +111,7 @@ def test_empty_patch_scores_zero(instance: SweInstance) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        "echo '# looked at' >> sqlparse/sql.py",
+        pytest.param("echo '# looked at' >> sqlparse/sql.py", marks=ONLY),
         "printf 'import os\\nos._exit(0)\\n' > conftest.py",
         "printf 'def test_comment_between_cte_clauses_issue632(): pass\\n' > tests/test_regressions.py",
         "rm -rf .git",

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from farm.store.database import Store
 from farm.web.recorded_batch import FILE, recorded_store
 from tests.integration.web.hostile_pages import VIEWS, ParsedPage
 from tests.secret_keys import key_of
+from tests.services.preloaded import opened
 
 LARGEST = 400_000
 """The limit in bytes of the recording, which is part of each wheel."""
@@ -33,14 +33,8 @@ LARGEST = 400_000
 def command(folder: Path, *options: str) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     (folder / "temporary").mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", "web", *options],
-        env=env | {"FARM_HOME": str(folder / "home"), "TMPDIR": str(folder / "temporary")},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env |= {"FARM_HOME": str(folder / "home"), "TMPDIR": str(folder / "temporary")}
+    return opened("farm.cli.main", ["web", *options], env, folder)
 
 
 @pytest.fixture

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testkit.scratch_folder import sandbox_config
-from tests.services.images import PROGRAMS, docker_archive, oci_archive, root_folder
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
+from tests.services.images import PROGRAMS, docker_archive, oci_archive, root_folder, sif_file
 from tests.services.servers.registry import registry
+from tests.services.soak import at_length
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.building.builder import copy_tree
 from workers.sandboxes.images.image import image, set_alias
@@ -24,6 +26,7 @@ Start = Callable[..., Sandbox]
 
 MODES = {"opt/id-of-root": 0o4755, "opt/group": 0o2755, "opt/open": 0o1777, "opt/shared": 0o2775, "opt/closed": 0o0}
 FORMS = ("folder", "given", "sif", "docker-archive", "oci-archive", "registry", "definition", "dockerfile")
+EACH = at_length(list(zip(cycle(PROVIDERS), FORMS, strict=False)), list(product(PROVIDERS, FORMS)))
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +70,17 @@ def named(base: Path, form: str, apptainer: Path) -> Iterator[str]:
         )
         made = Path(f"dockerfile:{made}")
     if form in ("sif", "definition"):
-        made = base.with_name("set-id.sif")
-        subprocess.run([apptainer, "build", "--force", str(made), str(base)], capture_output=True, check=True)
-        made.chmod(0o644)
+        made = sif_file(apptainer, base, base.with_name("set-id.sif"))
     if form == "definition":
         made = base.with_name("set-id.def")
         made.write_text("Bootstrap: localimage\nFrom: set-id.sif\n")
     yield str(made)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.soak
+@pytest.mark.parametrize(("provider", "form"), EACH, indirect=["provider"])
 def test_set_user_id_file_gives_root(form: str, start: Start, run: Run, base: Path, apptainer: Path) -> None:
+    """All formats are converted to folders before any kind of sandbox sees them, so each is tried with one kind."""
     with named(base, form, apptainer) as name:
         sandbox = start(image=name, user="app")
         result = run(sandbox.exec(["bash", "-c", "id -u; /opt/id-of-root -u"], timeout_s=20))
