@@ -120,7 +120,7 @@ train: runtime apptainer home  ## train a tiny policy with a farm and a real vLL
 # Tests mostly wait for processes, so more run than there are cores; ARGS="-n 0" runs one after the other.
 # RERUN=0: failed tests are not rerun at the end. LONG=1: also runs attacks on rewards and on whole farms, as in CI.
 RERUN ?= 1
-SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
+SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 2)) --maxprocesses 8
 test: venv apptainer rabbitmq promtool rpm  ## run unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(LONG)$(findstring tests/,$(ARGS)),,--ignore tests/acceptance) $(ARGS)
 

@@ -76,7 +76,7 @@ _WAITING = tuple(
     }.items()
     for name in names
 )
-"""Tests of these files wait for most of their time: one worker takes them while the others compute."""
+"""Tests of these files wait for most of their time: a third of the workers take them while the others compute."""
 
 _TOGETHER = tuple(
     f"tests/integration/answers/test_{name}.py::" for name in ("answer", "answer_hacks", "example_answers")
@@ -148,7 +148,7 @@ def _suite(nodeid: str) -> int:
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker a file of tests at a time, as tests of a file share expensive fixtures.
 
-    The first worker takes files that wait, as long as there are any. The others take unit tests first; then every
+    A third of the workers take files that wait, as long as there are any. The others take unit tests first; then every
     second one takes files from the end of our order, the others from its start: whole farms, which mostly wait, run
     next to tests that compute, and the rest at the end is short.
     """
@@ -157,7 +157,7 @@ class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
         worker = self.nodes.index(node)
         waiting = [file for file in _WAITING if file in self.workqueue]
         others = [file for file in self.workqueue if file not in waiting]
-        if waiting and (worker == 0 or not others):
+        if waiting and (worker < len(self.nodes) // 3 or not others):
             chosen = waiting[0]
         else:
             from_end = worker % 2 and _suite(others[0])
